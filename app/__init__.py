@@ -1,0 +1,1 @@
+"""Commands, service, chats, models and the terminal app."""

@@ -1,0 +1,1 @@
+"""Model catalogue, download and import."""

@@ -1,0 +1,127 @@
+"""Where everything lives: one folder per kind by the platform's rules, or all under `CHATKV_HOME`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import platformdirs
+
+from .errors import UserError
+
+MAX_SOCKET_PATH_BYTES = 100
+"""The kernel's limit is 107; some clients copy the path into a smaller buffer."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    config_dir: Path
+    data_dir: Path
+    cache_dir: Path
+    state_dir: Path
+    runtime_dir: Path
+
+    @classmethod
+    def from_env(cls) -> Paths:
+        """`CHATKV_HOME` when set (two homes run side by side), else platformdirs."""
+        home = os.environ.get("CHATKV_HOME")
+        if home:
+            root = Path(home).expanduser().absolute()
+            return cls(root / "config", root / "data", root / "cache", root / "state", root / "run")
+        dirs = platformdirs.PlatformDirs("chatkv", appauthor=False)
+        return cls(
+            Path(dirs.user_config_dir),
+            Path(dirs.user_data_dir),
+            Path(dirs.user_cache_dir),
+            Path(dirs.user_state_dir),
+            Path(dirs.user_runtime_dir),
+        )
+
+    @property
+    def settings_file(self) -> Path:
+        return self.config_dir / "settings.toml"
+
+    @property
+    def models_dir(self) -> Path:
+        return self.data_dir / "models"
+
+    @property
+    def chats_db(self) -> Path:
+        return self.data_dir / "chats.db"
+
+    @property
+    def downloads_dir(self) -> Path:
+        """Partial downloads, kept for resumption."""
+        return self.cache_dir / "downloads"
+
+    @property
+    def kv_dir(self) -> Path:
+        return self.cache_dir / "kv"
+
+    @property
+    def service_lock(self) -> Path:
+        return self.state_dir / "service.lock"
+
+    @property
+    def key_file(self) -> Path:
+        """Bearer key of the TCP socket, 0600."""
+        return self.state_dir / "api.key"
+
+    @property
+    def store_key_file(self) -> Path:
+        """32 random bytes that key the block hashes, 0600."""
+        return self.state_dir / "store.key"
+
+    @property
+    def log_file(self) -> Path:
+        return self.state_dir / "service.log"
+
+    @cached_property
+    def socket_path(self) -> Path:
+        """The unix socket; a short path in an owned 0700 directory when the natural one would be too long."""
+        natural = self.runtime_dir / "chatkv.sock"
+        if len(os.fsencode(natural)) <= MAX_SOCKET_PATH_BYTES:
+            return natural
+        digest = hashlib.sha256(os.fsencode(natural)).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"chatkv-{os.getuid()}-{digest}" / "chatkv.sock"
+
+    def make_private(self) -> None:
+        """Create every folder that holds state, 0700.
+
+        Raises:
+            UserError: a folder cannot be made, or belongs to someone else.
+        """
+        for folder in (
+            self.config_dir,
+            self.data_dir,
+            self.models_dir,
+            self.cache_dir,
+            self.state_dir,
+            self.socket_path.parent,
+        ):
+            make_private_dir(folder)
+
+
+def make_private_dir(folder: Path) -> None:
+    """Make `folder` (and parents) and see that it is ours and closed to others."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise UserError(
+                f"{folder} is not a directory.", "Remove it, or set CHATKV_HOME to another folder."
+            )
+        if status.st_uid != os.getuid():
+            raise UserError(f"{folder} belongs to another user.", "Set CHATKV_HOME to a folder of your own.")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise UserError(
+            f"Cannot use the folder {folder}: {error.strerror}.",
+            "Set CHATKV_HOME to a folder you can write to.",
+        ) from error

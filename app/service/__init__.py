@@ -1,0 +1,1 @@
+"""The service process: one per home, owner of model, cache and chats."""

@@ -1,0 +1,93 @@
+"""The settings file (`settings.toml`) and its environment overrides (`CHATKV_...`)."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from .errors import UserError
+from .paths import Paths
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+class Settings(BaseSettings):
+    """Every field can be set in settings.toml or as CHATKV_<NAME>; the environment wins."""
+
+    model_config = SettingsConfigDict(env_prefix="CHATKV_", extra="forbid", frozen=True)
+
+    model: str = DEFAULT_MODEL
+    """Model that the service loads when none was used before."""
+    device: Literal["auto", "cpu"] = "auto"
+    host: str = "127.0.0.1"
+    """Address of the TCP socket; only loopback addresses are accepted."""
+    port: int = Field(8321, ge=0, le=65535)
+    """0 picks a free port."""
+    tcp: bool = True
+    """Off: unix socket only."""
+    no_key: bool = False
+    """TCP without a key, for editors that have no field for one."""
+    any_model: bool = False
+    """Answer requests for unknown model names with the loaded model instead of 404."""
+    idle_exit_s: float = Field(3600.0, ge=0)
+    """The service stops after this long without a client or a request; 0 never."""
+    context_tokens: int = Field(8192, ge=64)
+    """Longest conversation, if the model allows it."""
+    kv_bytes: int | None = Field(None, ge=1)
+    """Size of the device pool; default min(25 % of RAM, 4 GiB) on the CPU, at least one context."""
+    max_num_seqs: int = Field(32, ge=1, le=512)
+    max_num_waiting: int = Field(64, ge=1, le=4096)
+    threads: int | None = Field(None, ge=1)
+    """Threads of the CPU backend; default: physical cores."""
+    check_integrity: bool = False
+    ascii_ui: bool = False
+    """Plain ASCII glyphs in the terminal app."""
+    mouse: bool = True
+    theme: str = "textual-dark"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+
+def load_settings(paths: Paths) -> Settings:
+    """Read the settings file, if there is one, and the environment.
+
+    Raises:
+        UserError: the file is not TOML, or a value is not allowed; names the file and the field.
+    """
+    return (
+        Settings(**_read_toml(paths.settings_file)) if paths.settings_file.exists() else _validated({}, None)
+    )
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{file} is not valid TOML: {error}.", "Mend the line, or move the file away."
+        ) from error
+    _validated(values, file)
+    return values
+
+
+def _validated(values: dict[str, Any], file: Path | None) -> Settings:
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "?"
+        where = str(file) if file else f"the environment variable CHATKV_{field.upper()}"
+        raise UserError(f"Setting '{field}': {first['msg']}.", f"It comes from {where}.") from error

@@ -1,0 +1,1 @@
+"""Files that ship with chatkv: the model catalogue, prompts, themes."""

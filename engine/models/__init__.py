@@ -1,0 +1,1 @@
+"""Weight readers and the decoder."""

