@@ -6,9 +6,7 @@ ROOTS = ("app", "engine", "kernels", "assets")
 
 setup(
     packages=[
-        name
-        for root in ROOTS
-        for name in (f"chatkv.{root}", *(f"chatkv.{root}.{sub}" for sub in find_packages(root)))
+        name for root in ROOTS for name in (f"chatkv.{root}", *(f"chatkv.{root}.{sub}" for sub in find_packages(root)))
     ],
     package_data={
         "chatkv.app": ["**/*.tcss", "**/*.json", "py.typed"],

@@ -113,9 +113,7 @@ def make_private_dir(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode):
-            raise UserError(
-                f"{folder} is not a directory.", "Remove it, or set CHATKV_HOME to another folder."
-            )
+            raise UserError(f"{folder} is not a directory.", "Remove it, or set CHATKV_HOME to another folder.")
         if status.st_uid != os.getuid():
             raise UserError(f"{folder} belongs to another user.", "Set CHATKV_HOME to a folder of your own.")
         if stat.S_IMODE(status.st_mode) & 0o077:

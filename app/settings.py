@@ -67,18 +67,14 @@ def load_settings(paths: Paths) -> Settings:
     Raises:
         UserError: the file is not TOML, or a value is not allowed; names the file and the field.
     """
-    return (
-        Settings(**_read_toml(paths.settings_file)) if paths.settings_file.exists() else _validated({}, None)
-    )
+    return Settings(**_read_toml(paths.settings_file)) if paths.settings_file.exists() else _validated({}, None)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(file.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{file} is not valid TOML: {error}.", "Mend the line, or move the file away."
-        ) from error
+        raise UserError(f"{file} is not valid TOML: {error}.", "Mend the line, or move the file away.") from error
     _validated(values, file)
     return values
 
