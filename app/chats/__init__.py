@@ -1,1 +1,1 @@
-"""The conversation store."""
+"""The conversation store: chats as names for tips of a message tree, kept in one SQLite file."""
