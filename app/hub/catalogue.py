@@ -11,6 +11,10 @@ from importlib import resources
 from ..errors import UserError
 from .specs import SourceSpec, parse_source
 
+_KEYS = frozenset(
+    {"description", "sources", "licence", "download_bytes", "context_tokens", "num_params", "sha256", "verified"}
+)
+
 
 @dataclass(frozen=True)
 class CatalogueEntry:
@@ -58,19 +62,10 @@ def find_entry(name: str) -> CatalogueEntry:
 
 
 def _entry(name: str, table: dict[str, object]) -> CatalogueEntry:
-    known = {
-        "description",
-        "sources",
-        "licence",
-        "download_bytes",
-        "context_tokens",
-        "num_params",
-        "sha256",
-        "verified",
-    }
-    assert set(table) <= known, f"unknown keys in models.toml, {name}: {set(table) - known}"
+    assert set(table) <= _KEYS, f"unknown keys in models.toml, {name}: {set(table) - _KEYS}"
     sources, sha256 = table["sources"], table.get("sha256")
-    assert isinstance(sources, list) and (sha256 is None or isinstance(sha256, str))
+    assert isinstance(sources, list)
+    assert sha256 is None or isinstance(sha256, str)
     return CatalogueEntry(
         name=name,
         description=str(table["description"]),
