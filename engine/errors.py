@@ -45,3 +45,7 @@ class QueueFullError(EngineError):
             f"{num_waiting} requests are waiting already, which is the limit. Try again in {retry_after_s} s."
         )
         self.retry_after_s = retry_after_s
+
+
+class EngineClosedError(EngineError):
+    """The engine is stopping, or another model is about to take its place."""

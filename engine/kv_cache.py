@@ -1,0 +1,210 @@
+"""Which blocks hold which sequence's keys and values: longest hit, allocation, publishing, forks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from .block_hash import BlockHasher, salt_extra
+from .block_pool import BlockPool
+from .block_tree import BlockNode, BlockTree
+from .config import BLOCK_SIZE
+from .request import Miss
+from .sequence import SequenceState
+
+
+class KVCacheManager:
+    """Moves blocks between sequences, the free queue and the tree. Every call either does all of it or nothing."""
+
+    def __init__(self, num_blocks: int, hasher: BlockHasher, poison: Callable[[int], None] | None = None) -> None:
+        self.tree = BlockTree(hasher.root_hash)
+        self.pool = BlockPool(num_blocks, self.tree, poison)
+        self._hasher = hasher
+
+    def longest_hit(self, sequence: SequenceState) -> list[BlockNode]:
+        """Cached blocks that continue the sequence's chain beyond `sequence.nodes`, first to last."""
+        hits: list[BlockNode] = []
+        for index in range(len(sequence.nodes), sequence.num_tokens // BLOCK_SIZE):
+            parent = hits[-1] if hits else self._tip(sequence)
+            node = self.tree.find(
+                parent, self.block_hash(sequence, index), self._block_ids(sequence, index), self._extra(sequence, index)
+            )
+            if node is None or node.device_block_id is None:
+                break
+            hits.append(node)
+        return hits
+
+    def num_blocks_needed(self, sequence: SequenceState, hits: Sequence[BlockNode]) -> int:
+        """Free blocks that holding all tokens of the sequence would take: new ones, and hits that are free now."""
+        num_free_hits = sum(self._is_free(node) for node in hits)
+        return sequence.num_blocks_ahead - len(hits) + num_free_hits
+
+    def take_hits(self, sequence: SequenceState, hits: Sequence[BlockNode]) -> None:
+        """The sequence holds `hits` and skips their tokens, but for the last one: at least one token is computed."""
+        assert len(sequence.block_table) == len(sequence.nodes), "hits follow full blocks only"
+        block_ids = [_device_block_id(node) for node in hits]
+        self.pool.touch(block_ids)
+        sequence.block_table += block_ids
+        sequence.nodes += hits
+        num_held_tokens = len(sequence.nodes) * BLOCK_SIZE
+        sequence.num_computed_tokens = max(sequence.num_computed_tokens, min(num_held_tokens, sequence.num_tokens - 1))
+
+    def allocate(self, sequence: SequenceState, num_tokens: int) -> bool:
+        """Blocks for the next `num_tokens` tokens and not one more. False, and nothing changed, if too few are free."""
+        num_blocks = -(-(sequence.num_computed_tokens + num_tokens) // BLOCK_SIZE)
+        num_new = num_blocks - len(sequence.block_table)
+        if num_new > self.pool.num_free:
+            return False
+        if num_new > 0:
+            sequence.block_table += self.pool.allocate(num_new)
+        return True
+
+    def publish(self, sequence: SequenceState) -> None:
+        """Blocks that have become full get their name. If another sequence published the same block before, the
+        sequence holds that one from now on and its own is free."""
+        for index in range(len(sequence.nodes), sequence.num_computed_tokens // BLOCK_SIZE):
+            block_id = sequence.block_table[index]
+            node = self.tree.find_or_add(
+                self._tip(sequence),
+                self.block_hash(sequence, index),
+                self._block_ids(sequence, index),
+                self._extra(sequence, index),
+            )
+            if node.device_block_id is None:
+                self.pool.cache_full_block(block_id, node)
+            else:
+                self.pool.touch([node.device_block_id])
+                sequence.block_table[index] = node.device_block_id
+                self.pool.free([block_id])
+            sequence.nodes.append(node)
+
+    def fork(self, parent: SequenceState, child: SequenceState) -> bool:
+        """The child shares the parent's full blocks and gets a copy of its tail. False, and nothing changed, if the
+        tail needs a block and none is free."""
+        num_tail_tokens = parent.num_computed_tokens - len(parent.nodes) * BLOCK_SIZE
+        if num_tail_tokens > 0 and self.pool.num_free == 0:
+            return False
+        child.nodes = list(parent.nodes)
+        child.block_table = parent.block_table[: len(parent.nodes)]
+        self.pool.touch(child.block_table)
+        if num_tail_tokens > 0:
+            source = parent.block_table[len(parent.nodes)]
+            (destination,) = self.pool.allocate(1)
+            self.pool.touch([source])
+            child.pending_copy = (source, destination)
+            child.block_table.append(destination)
+        child.num_computed_tokens = parent.num_computed_tokens
+        return True
+
+    def finish_copy(self, sequence: SequenceState) -> None:
+        """The tail was copied (or never will be): its source is let go."""
+        if sequence.pending_copy is not None:
+            self.pool.free([sequence.pending_copy[0]])
+            sequence.pending_copy = None
+
+    def free(self, sequence: SequenceState) -> None:
+        """All blocks go back. Full ones stay cached until they are reused; an unpublished one is blank at once."""
+        self.finish_copy(sequence)
+        self.pool.free(sequence.block_table)
+        sequence.block_table = []
+        sequence.nodes = []
+        sequence.num_computed_tokens = 0
+
+    def slot_mapping(self, sequence: SequenceState, start: int, stop: int, no_slot: int) -> list[int]:
+        """block_id * BLOCK_SIZE + offset per position; `no_slot` inside full blocks, which are shared."""
+        first_writable = len(sequence.nodes) * BLOCK_SIZE
+        table = sequence.block_table
+        return [
+            table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            if position >= first_writable
+            else no_slot
+            for position in range(start, stop)
+        ]
+
+    def explain_miss(self, sequence: SequenceState, hits: Sequence[BlockNode]) -> Miss | None:
+        """Where the prompt leaves what is cached, and what the nearest cached block holds there. None: nowhere."""
+        prompt = sequence.request.prompt_token_ids
+        num_blocks = len(sequence.nodes) + len(hits)
+        start = num_blocks * BLOCK_SIZE
+        block_ids = prompt[start : start + BLOCK_SIZE]
+        parent = hits[-1] if hits else self._tip(sequence)
+        sibling, num_equal = self.tree.nearest_child(parent, block_ids, self._extra(sequence, num_blocks))
+        if num_equal == len(block_ids):
+            return None
+        expected = sibling.token_ids[num_equal:] if sibling is not None else ()
+        return Miss(start + num_equal, tuple(expected), tuple(block_ids[num_equal:]))
+
+    def count_cached(self, token_ids: Sequence[int], cache_salt: bytes) -> int:
+        """Tokens of a prompt that device blocks hold now. Touches nothing; any thread may ask."""
+        node, num_cached = self.tree.root, 0
+        for start in range(0, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            ids = tuple(token_ids[start : start + BLOCK_SIZE])
+            extra = salt_extra(cache_salt) if start == 0 else b""
+            child = self.tree.find(node, self._hasher.block_hash(node.block_hash, ids, extra), ids, extra)
+            if child is None or child.device_block_id is None:
+                break
+            node, num_cached = child, start + BLOCK_SIZE
+        return num_cached
+
+    def block_hash(self, sequence: SequenceState, index: int) -> bytes:
+        """Chain hash of the sequence's full block `index`; computed once."""
+        hashes = sequence.block_hashes
+        while len(hashes) <= index:
+            parent_hash = hashes[-1] if hashes else self._hasher.root_hash
+            place = len(hashes)
+            hashes.append(
+                self._hasher.block_hash(parent_hash, self._block_ids(sequence, place), self._extra(sequence, place))
+            )
+        return hashes[index]
+
+    def check_integrity(self, sequences: Iterable[SequenceState]) -> None:
+        """Recomputes every invariant of pool, tree and tables. `sequences`: all that may hold blocks."""
+        num_holders: Counter[int] = Counter()
+        for sequence in sequences:
+            self._check_sequence(sequence)
+            num_holders.update(sequence.block_table)
+            if sequence.pending_copy is not None:
+                num_holders[sequence.pending_copy[0]] += 1
+        self.pool.check_integrity(num_holders)
+        self.tree.check_integrity()
+        for node in self.tree.nodes():
+            assert node.parent is not None
+            expected = self._hasher.block_hash(node.parent.block_hash, node.token_ids, node.extra)
+            assert node.block_hash == expected, "a node's name is not that of its content"
+
+    def _check_sequence(self, sequence: SequenceState) -> None:
+        table, nodes, num_computed = sequence.block_table, sequence.nodes, sequence.num_computed_tokens
+        assert len(table) <= -(-sequence.num_tokens // BLOCK_SIZE), "more blocks than ceil(tokens / block size)"
+        assert len(set(table)) == len(table), "a block is in the table twice"
+        assert num_computed < sequence.num_tokens or not table, "nothing is left to compute"
+        num_held_tokens = max(num_computed, len(nodes) * BLOCK_SIZE)
+        assert len(table) == -(-num_held_tokens // BLOCK_SIZE), "a block is reserved ahead"
+        assert len(nodes) == num_held_tokens // BLOCK_SIZE, "a full block is not published, or a part of one is"
+        parent = self.tree.root
+        for index, node in enumerate(nodes):
+            assert node.device_block_id == table[index], "a table names another block than its node"
+            assert node.parent is parent, "a hit on another chain"
+            assert list(node.token_ids) == self._block_ids(sequence, index), "a hit on other tokens"
+            parent = node
+        for block_id in table[len(nodes) :]:
+            block = self.pool.blocks[block_id]
+            assert block.node is None, "a partly filled block has a name"
+
+    def _tip(self, sequence: SequenceState) -> BlockNode:
+        return sequence.nodes[-1] if sequence.nodes else self.tree.root
+
+    def _is_free(self, node: BlockNode) -> bool:
+        return self.pool.is_free(_device_block_id(node))
+
+    @staticmethod
+    def _block_ids(sequence: SequenceState, index: int) -> list[int]:
+        return sequence.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
+
+    @staticmethod
+    def _extra(sequence: SequenceState, index: int) -> bytes:
+        return salt_extra(sequence.request.cache_salt) if index == 0 else b""
+
+
+def _device_block_id(node: BlockNode) -> int:
+    assert node.device_block_id is not None, "a hit has a device copy"
+    return node.device_block_id

@@ -1,0 +1,106 @@
+"""One choice of a request while it lives: its tokens, how far they are computed, and the blocks that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .block_tree import BlockNode
+from .config import BLOCK_SIZE
+from .request import GenerationRequest, Miss, Priority, RequestStatus
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRequest:
+    """What the choices of one request share."""
+
+    request: GenerationRequest
+    arrival: int
+    """Counts up; also tells the newest request."""
+    sequences: list[SequenceState] = field(default_factory=list)
+    """The unfinished ones. Before the first token there is only the first, which computes the prompt for all."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that blocks held, so that they were not computed."""
+    num_read_tokens: int = 0
+    """Prompt tokens that were computed or found cached at some time: what a preemption makes read again counts once."""
+    miss: Miss | None = None
+    is_admitted: bool = False
+    """Has run before: cached counts and miss are those of the first admission."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    def read_up_to(self, num_tokens: int) -> int:
+        """Prompt tokens that are read for the first time."""
+        num_new = max(num_tokens - self.num_read_tokens, 0)
+        self.num_read_tokens += num_new
+        return num_new
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    active: ActiveRequest
+    choice: int
+    status: RequestStatus = RequestStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    """Tokens whose K and V are in the block table."""
+    block_table: list[int] = field(default_factory=list)
+    nodes: list[BlockNode] = field(default_factory=list)
+    """nodes[i] names block_table[i]: the full blocks, which are shared and never written again."""
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Chain hashes of full blocks, as far as anyone has asked."""
+    pending_copy: tuple[int, int] | None = None
+    """(source, destination): a fork's tail, copied when the sequence runs next. The source is held until then."""
+    last_step: int = -1
+    """The scheduler step in which it ran last."""
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.active.request
+
+    @property
+    def priority(self) -> Priority:
+        return self.request.priority
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Smaller runs first; the largest is preempted first."""
+        return (self.request.priority, self.active.arrival, self.choice)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """1 is a decode step; more is a prompt, or the tokens of a preempted sequence."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_blocks_ahead(self) -> int:
+        """Blocks that the tokens known today still need."""
+        return -(-self.num_tokens // BLOCK_SIZE) - len(self.block_table)
+
+    @property
+    def num_unused_slots(self) -> int:
+        """Slots of its blocks that hold no token yet: fewer than a block's between steps."""
+        return len(self.block_table) * BLOCK_SIZE - max(self.num_computed_tokens, len(self.nodes) * BLOCK_SIZE)
+
+    @property
+    def is_at_first_token(self) -> bool:
+        """The next sampled token is the first: it is drawn for every choice of the request."""
+        return not self.output_token_ids
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Ids at absolute positions start .. stop - 1."""
+        prompt = self.request.prompt_token_ids
+        num_prompt = len(prompt)
+        return [
+            *prompt[start:stop],
+            *self.output_token_ids[max(start - num_prompt, 0) : max(stop - num_prompt, 0)],
+        ]
