@@ -74,13 +74,18 @@ def convert_tokenizer(metadata: dict[str, Any], file: Path) -> GgufTokenizer:
         kind: _token_id(metadata, key, len(tokens))
         for kind, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items()
     }
+    cut = PRE_TOKENIZERS.get(str(metadata.get("tokenizer.ggml.pre")))
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", model == "llama" or (cut is not None and cut.adds_bos))
+    bos_id = special_ids["bos"]
+    if adds_bos and bos_id is not None:
+        tokenizer_json["post_processor"] = _begin_with(tokens[bos_id], bos_id)
     return GgufTokenizer(
         tokenizer_json=tokenizer_json,
         num_tokens=len(tokens),
         bos_token_id=special_ids["bos"],
         eos_token_ids=_eos_ids(metadata, tokens, types),
         pad_token_id=special_ids["pad"],
-        adds_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", model == "llama")),
+        adds_bos=bool(adds_bos),
         special_tokens={f"{kind}_token": tokens[i] for kind, i in special_ids.items() if i is not None},
         chat_template=metadata.get("tokenizer.chat_template"),
     )
@@ -184,7 +189,6 @@ def _tokenizer_json(
     pre_tokenizer: dict[str, Any] | None,
     decoder: dict[str, Any],
 ) -> dict[str, Any]:
-    """No post-processor: who renders a prompt puts the begin token, exactly once (CASES E9)."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -195,6 +199,17 @@ def _tokenizer_json(
         "post_processor": None,
         "decoder": decoder,
         "model": model,
+    }
+
+
+def _begin_with(token: str, token_id: int) -> dict[str, Any]:
+    """The post-processor that says: a text begins with this token."""
+    begin = {"SpecialToken": {"id": token, "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, begin, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
     }
 
 

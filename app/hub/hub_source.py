@@ -28,6 +28,7 @@ from .reports import SourceFailed
 from .sources import Fetched, FetchJob
 from .specs import HubSpec
 
+_WHO = "the hub"
 _SMALL_FILES = frozenset(
     {
         "config.json",
@@ -62,15 +63,12 @@ def fetch_from_hub(spec: HubSpec, job: FetchJob) -> Fetched:
             return _fetch_repository(spec, job)
         if (cached := _in_shared_cache(spec)) is not None:
             return Fetched(cached, is_ours=False)
-        remote = within(job.reach_timeout_s, lambda: _describe(spec, spec.file, job), job.is_cancelled, _SLOW)
+        remote = within(job.reach_timeout_s, lambda: _describe(spec, spec.file, job), job.is_cancelled, _WHO)
         job.on_size(remote.size, remote.size)
         file = stream_file(remote, job)
         return Fetched(file, {file: remote.sha256} if remote.sha256 else {})
     except (HTTPError, OfflineModeIsEnabled, EntryNotFoundError, FileMetadataError, HFValidationError) as error:
         raise SourceFailed(reason_of(error, spec)) from error
-
-
-_SLOW = "the hub"
 
 
 def _in_shared_cache(spec: HubSpec) -> Path | None:
@@ -100,7 +98,7 @@ def _fetch_repository(spec: HubSpec, job: FetchJob) -> Fetched:
             spec.repo, revision=spec.revision, files_metadata=True, timeout=job.reach_timeout_s
         ).siblings
 
-    siblings = within(job.reach_timeout_s, ask, job.is_cancelled, _SLOW) or []
+    siblings = within(job.reach_timeout_s, ask, job.is_cancelled, _WHO) or []
     chosen = _choose([sibling.rfilename for sibling in siblings], spec)
     remotes = [_remote(spec, sibling) for sibling in siblings if sibling.rfilename in chosen]
     total = sum(remote.size for remote in remotes)

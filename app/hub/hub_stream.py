@@ -51,9 +51,8 @@ def stream_file(remote: RemoteFile, job: FetchJob, *, already: int = 0, total: i
             now = part.stat().st_size if part.exists() else 0
             num_retries = 0 if now > before else num_retries + 1
             if num_retries > (_MAX_RETRIES if job.is_last else 1):
-                raise SourceFailed(
-                    f"the connection broke after {human_bytes(now)} ({str(error) or type(error).__name__}); they are kept"
-                ) from error
+                why = str(error) or type(error).__name__
+                raise SourceFailed(f"the connection broke after {human_bytes(now)} ({why}); they are kept") from error
             _pause(job)
     part.rename(target)
     return target

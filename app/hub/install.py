@@ -56,6 +56,7 @@ def install(
     from chatkv.engine.errors import EngineError
     from chatkv.engine.models.native import write_weights
     from chatkv.engine.models.source import open_source
+    from chatkv.engine.text.tokenizer import Tokenizer
 
     def on_progress(done_bytes: int, total_bytes: int) -> None:
         if is_cancelled():
@@ -67,6 +68,7 @@ def install(
         with _installing_folder(paths, name) as folder:
             text = write_native_text(weights, folder)
             _check_vocabulary(weights, text, source.hf_config)
+            Tokenizer.from_dir(folder)  # refuses a tokenizer that the engine could not use, now and not at the start
             info = write_weights(source, folder, on_progress)
             manifest = {
                 "format_version": FORMAT_VERSION,

@@ -39,6 +39,8 @@ class PreTokenizer:
     """Text is brought to Unicode form NFC first."""
     ignores_merges: bool = False
     """A piece that is a whole token is that token, whatever the merges say."""
+    adds_bos: bool = False
+    """Whether a prompt begins with the begin token when the file does not say."""
 
     def steps(self) -> dict[str, Any]:
         """The pre-tokenizer in the form of tokenizer.json."""
@@ -51,7 +53,7 @@ class PreTokenizer:
 
 
 _DIGIT_BY_DIGIT = PreTokenizer((r"\p{N}", _GPT2))
-_LLAMA3_LIKE = PreTokenizer((_LLAMA3,), ignores_merges=True)
+_LLAMA3_LIKE = PreTokenizer((_LLAMA3,), ignores_merges=True, adds_bos=True)
 _LLAMA3_BY_MERGES = PreTokenizer((_LLAMA3,))
 _QWEN2_LIKE = PreTokenizer((_QWEN2,), is_nfc=True)
 
@@ -73,6 +75,6 @@ PRE_TOKENIZERS = {
     "dbrx": _LLAMA3_BY_MERGES,
     "qwen2": _QWEN2_LIKE,
     "deepseek-r1-qwen": _QWEN2_LIKE,
-    "tekken": PreTokenizer((_TEKKEN,), ignores_merges=True),
+    "tekken": PreTokenizer((_TEKKEN,), ignores_merges=True, adds_bos=True),
     "gpt-4o": PreTokenizer((_GPT4O,)),
 }

@@ -104,9 +104,9 @@ class _Pull:
                 self._tell("resolve", 0, self.plan.download_bytes, spec, f"{spec} failed: {failure}")
                 continue
             return self._install(spec, fetched)
+        where = "any of its sources" if len(self.failures) > 1 else "its source"
         raise UserError(
-            f"'{self.plan.name}' could not be fetched from "
-            + ("any source." if len(self.failures) > 1 else "its source."),
+            f"'{self.plan.name}' could not be fetched from {where}.",
             "\n".join(f"  - {failure}" for failure in self.failures),
         )
 
@@ -151,7 +151,7 @@ class _Pull:
                 if fetched.is_ours:
                     file.unlink()
                 kept = "it was deleted" if fetched.is_ours else "it was left alone"
-                raise SourceFailed(f"wrong file: its SHA-256 is {actual}, expected {sha256}; {kept}")
+                raise SourceFailed(f"wrong file {file.name}: its SHA-256 is {actual}, expected {sha256}; {kept}")
 
     def _install(self, spec: SourceSpec, fetched: Fetched) -> InstalledModel:
         size = _size_bytes(fetched.path)

@@ -20,9 +20,7 @@ from .specs import WheelSpec
 
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
-_REACHED = re.compile(
-    r"^\s*(Downloading|Using cached|Saved|Processing|File was already downloaded|Obtaining|Progress) ?"
-)
+_REACHED = re.compile(r"^\s*(Downloading|Using cached|Saved|Processing|File was already downloaded|Obtaining) ")
 _ASKING = re.compile(r"^\s*Collecting ")
 _SIZE = re.compile(r"^\s*Downloading .*\(([\d.]+) ([kMG]?B)\)")
 _UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
