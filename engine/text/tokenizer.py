@@ -44,20 +44,20 @@ class Tokenizer:
         """Matches the longest control token that begins at a position."""
         self.adds_bos = file.bos_text is not None
         self.bos_id = bos_id if bos_id is not None else self.special_ids.get(file.bos_text or "")
-        self.eos_ids = frozenset(eos_ids) or frozenset(
-            self.special_ids[text] for text in _END_OF_TURN_TEXTS if text in self.special_ids
-        )
+        self._ordered_eos_ids = list(dict.fromkeys(eos_ids)) or [
+            self.special_tokens[text].token_id for text in _END_OF_TURN_TEXTS if text in self.special_tokens
+        ]
 
     @classmethod
     def from_dir(cls, native_dir: Path) -> Tokenizer:
         """tokenizer.json, and the ids that chatkv.json, generation_config.json and config.json declare."""
-        eos_ids: set[int] = set()
+        eos_ids: list[int] = []
         bos_id = None
         for name in ("chatkv.json", "generation_config.json", "config.json"):
             facts = _read_json(native_dir / name)
             for key in ("eos_token_ids", "eos_token_id"):
                 declared = facts.get(key)
-                eos_ids.update(declared if isinstance(declared, list) else [] if declared is None else [declared])
+                eos_ids += declared if isinstance(declared, list) else [] if declared is None else [declared]
             bos_id = facts.get("bos_token_id") if bos_id is None else bos_id
         return cls(native_dir / "tokenizer.json", eos_ids, bos_id)
 
@@ -65,6 +65,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Highest id plus one. A model may have more rows."""
         return len(self._id_to_bytes)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end an answer: as declared, else the usual names of such tokens."""
+        return frozenset(self._ordered_eos_ids)
+
+    @property
+    def first_eos_id(self) -> int | None:
+        """The one declared first: what a template knows as `eos_token`."""
+        return next(iter(self._ordered_eos_ids), None)
 
     @property
     def special_ids(self) -> dict[str, int]:

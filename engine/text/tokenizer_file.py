@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ..errors import BrokenModelError, UnsupportedModelError
 
 SPM_SPACE = "▁"
+_TAG = re.compile(r"</?[a-z_]+>")
 _LOSSLESS = frozenset({"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"})
 """Pre-tokenizers that cut text and drop none of it."""
 
@@ -24,6 +26,11 @@ class AddedToken:
     """False: the token is text that a reader sees (`<think>`)."""
     strips_left: bool
     strips_right: bool
+
+    @property
+    def is_tag(self) -> bool:
+        """`<think>`, `</tool_call>`: visible, and no border of a turn."""
+        return not self.is_special and _TAG.fullmatch(self.text) is not None
 
 
 @dataclass(frozen=True, slots=True)
