@@ -14,6 +14,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from .errors import is_corruption
+from .pages import PAGE_SIZE
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class ChatDatabase:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             _configured(connection)
+            connection.execute(f"pragma page_size = {PAGE_SIZE}")  # Heeded only by a new file.
             connection.execute("pragma journal_mode = wal").fetchone()
         except BaseException:
             connection.close()

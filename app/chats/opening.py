@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
 import sqlite3
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import schema, turns
-from .database import ChatDatabase
+from . import rowcheck, salvage, schema, turns
+from .database import BUSY_TIMEOUT_S, ChatDatabase
+from .errors import NewerStoreError, StoreBusyError, as_user_error, is_corruption
 from .records import SalvageReport
+
+log = logging.getLogger(__name__)
+
+LOCK_POLL_S = 0.02
+
+
+class DamagedError(sqlite3.DatabaseError):
+    """A check found that the file contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +32,157 @@ class Opened:
     num_recovered_replies: int = 0
 
 
+class StoreLock:
+    """One process writes; it ends with the process, however that dies, and children do not inherit it."""
+
+    def __init__(self, path: Path):
+        file = path.with_name(path.name + ".lock")
+        self._descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    self.release()
+                    raise StoreBusyError(
+                        f"The chats in {path} are in use by another chatkv.",
+                        "Use that one, or stop it with: chatkv stop",
+                    ) from None
+                time.sleep(LOCK_POLL_S)
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
 def open_store(path: Path, now: Callable[[], float]) -> Opened:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    db = ChatDatabase.on_disk(path, now)
-    schema.upgrade(db.sql, lambda version: schema.back_up(db.sql, path, version))
-    return Opened(db, None, turns.recover_incomplete(db))
+    """Open, upgrade and check the file; what is damaged is salvaged."""
+    salvage.finish_swap(path)
+    report: SalvageReport | None = None
+    try:
+        db = _open_sound(path, now)
+    except sqlite3.DatabaseError as error:
+        if as_user_error(error):
+            raise
+        report = salvage.rebuild(path, now, str(error))
+        db = _open_sound(path, now)
+    try:
+        if report is None:
+            report = _check_rows(db)
+        num_recovered = turns.recover_incomplete(db)
+        _mark(db, is_open=True)
+    except sqlite3.Error as error:
+        # On a full or read-only disk the chats can still be read; each write says what is wrong.
+        if not as_user_error(error):
+            db.close()
+            raise
+        log.warning("the chat database was opened without being able to write: %s", error)
+        num_recovered = 0
+    return Opened(db, report, num_recovered)
 
 
 def close_store(db: ChatDatabase) -> None:
-    db.close()
+    try:
+        _mark(db, is_open=False)
+        db.checkpoint()
+    except sqlite3.Error as error:
+        log.warning("the chat database was not closed cleanly: %s", error)
+    finally:
+        db.close()
 
 
 def mend(db: ChatDatabase, error: sqlite3.Error) -> Opened | None:
-    return None
+    """After `error` in the middle of work: an opened, sound database, or None if no damage is behind the error."""
+    if as_user_error(error) or not isinstance(error, sqlite3.DatabaseError):
+        return None
+    path = db.path
+    assert path is not None
+    is_index = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
+    if is_index and _rebuild_index(db):
+        return Opened(db)
+    if not is_corruption(error) and (_complaint(db) is None):
+        return None
+    report = salvage.rebuild(path, db.now, str(error), before_swap=db.close)
+    mended = _open_sound(path, db.now)
+    _mark(mended, is_open=True)
+    return Opened(mended, report)
+
+
+def _open_sound(path: Path, now: Callable[[], float]) -> ChatDatabase:
+    """
+    Raises:
+        NewerStoreError: a newer program wrote it.
+        sqlite3.DatabaseError: it is damaged.
+    """
+    if schema.is_newer_file(path):
+        raise _newer(path)
+    if _has_only_wal(path):
+        raise DamagedError("the file is empty, but its -wal file is not")
+    db = ChatDatabase.on_disk(path, now)
+    try:
+        if schema.version_of(db.sql) > schema.VERSION:
+            raise _newer(path)
+        was_clean = _was_closed(db)
+        if not was_clean and (complaint := _complaint(db)):
+            raise DamagedError(complaint)
+        schema.upgrade(db.sql, lambda version: schema.back_up(db.sql, path, version))
+        schema.probe(db.sql)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _newer(path: Path) -> NewerStoreError:
+    return NewerStoreError(
+        f"The chats in {path} were written by a newer chatkv.", "Update chatkv. Nothing was changed."
+    )
+
+
+def _check_rows(db: ChatDatabase) -> SalvageReport | None:
+    if _was_closed(db):
+        return None
+    found = rowcheck.mend(db)
+    if not found.num_set_aside:
+        return None
+    (num_chats,) = db.sql.execute("select count(*) from chats").fetchone()
+    (num_messages,) = db.sql.execute("select count(*) from messages").fetchone()
+    return SalvageReport("single rows were damaged", None, num_chats, num_messages, found.num_lost, found.num_set_aside)
+
+
+def _complaint(db: ChatDatabase) -> str | None:
+    """What is wrong with the file as a whole. Reads all of it: only after an unclean stop, or after an error."""
+    try:
+        (first,) = db.sql.execute("pragma quick_check(1)").fetchone()
+        schema.probe(db.sql)
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if first == "ok" else str(first)
+
+
+def _was_closed(db: ChatDatabase) -> bool:
+    if "meta" not in db.sql.table_names():
+        return True
+    row = db.sql.execute("select value from meta where key = 'is_open'").fetchone()
+    return row is None or row[0] == "0"
+
+
+def _mark(db: ChatDatabase, is_open: bool) -> None:
+    with db.write(is_durable=True) as sql:
+        sql.execute("insert or replace into meta(key, value) values ('is_open', ?)", [str(int(is_open))])
+
+
+def _has_only_wal(path: Path) -> bool:
+    wal = path.with_name(path.name + "-wal")
+    return path.exists() and not path.stat().st_size and wal.exists() and wal.stat().st_size > 0
+
+
+def _rebuild_index(db: ChatDatabase) -> bool:
+    try:
+        with db.write() as sql:
+            sql.execute("insert into messages_fts(messages_fts) values ('rebuild')")
+    except sqlite3.DatabaseError:
+        return False
+    log.warning("the search index was damaged and has been rebuilt")
+    return True

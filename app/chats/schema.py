@@ -10,9 +10,12 @@ Rules that salvage.py depends on:
 from __future__ import annotations
 
 import os
+import re
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 from sqlite_utils import Database
 
@@ -107,24 +110,74 @@ STEPS: tuple[str, ...] = (_STEP_1, _STEP_2)
 VERSION = len(STEPS)
 
 
+EXPECTED_COLUMNS = {
+    "meta": "key, value",
+    "chats": "id, title, model, settings, draft, is_pinned, tip_id, context_start_id, forked_at_id, created_at, "
+    "updated_at, trashed_at",
+    "messages": "seq, id, chat_id, parent_id, depth, role, content, status, error, created_at, model, num_tokens, "
+    "num_path_tokens, stats, content_hash",
+    "message_tokens": "message_id, tokenizer_hash, ids",
+    "reply_chunks": "message_id, position, text, tokenizer_hash, ids",
+    "damaged": "id, table_name, row_id, column_name, reason, raw, found_at",
+    "messages_fts": "content",
+}
+
+
 def version_of(db: Database) -> int:
-    """The schema's version: `meta` is believed before the header, which one flipped bit can change."""
+    """The schema's version: of the header's and the one in `meta` the higher that this program knows.
+
+    One flipped bit can change either; a newer program raises both.
+    """
+    versions = _versions(db)
+    return max((version for version in versions if version <= VERSION), default=min(versions))
+
+
+def is_newer_file(path: Path) -> bool:
+    """Looks at a file without opening it for writing or touching anything beside it."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except FileNotFoundError:
+        return False
+    if len(header) < 100 or int.from_bytes(header[60:64], "big", signed=True) <= VERSION:
+        return False
+    uri = f"file:{quote(str(path))}?mode=ro&immutable=1"
+    try:
+        connection = sqlite3.connect(uri, uri=True)
+        try:
+            return min(_versions(Database(connection, execute_plugins=False))) > VERSION
+        finally:
+            connection.close()
+    except (sqlite3.Error, TypeError, ValueError):
+        return False
+
+
+def probe(db: Database) -> None:
+    """
+    Raises:
+        sqlite3.OperationalError: a table or a column is missing.
+    """
+    for table, columns in EXPECTED_COLUMNS.items():
+        db.execute(f"select {columns} from {table} limit 0")
+
+
+def _versions(db: Database) -> list[int]:
     (header,) = db.execute("pragma user_version").fetchone()
     if "meta" not in db.table_names():
-        return header
+        return [header]
     row = db.execute("select value from meta where key = 'schema_version'").fetchone()
-    return int(row[0]) if row and str(row[0]).isdigit() else header
+    return [header, int(row[0])] if row and re.fullmatch("[0-9]{1,9}", str(row[0])) else [header]
 
 
 def upgrade(db: Database, make_backup: Callable[[int], object] | None = None, to: int = VERSION) -> None:
     """Bring `db` to version `to`, step by step, each in one transaction.
 
     Args:
-        make_backup: called with the old version before each step on a database that holds anything.
+        make_backup: called with the old version before the first step, unless the database is new.
     """
+    if make_backup and 0 < (version := version_of(db)) < to:
+        make_backup(version)
     while (version := version_of(db)) < to:
-        if version and make_backup:
-            make_backup(version)
         with db.atomic():
             db.executescript(STEPS[version])
             db.execute(

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from . import tree
@@ -82,46 +83,63 @@ def chat_ids(db: ChatDatabase, query: str) -> set[str]:
         return set()
     homes = _Homes(db)
     return {
-        chat_id for row in _matches(db, terms, ranked=False) for chat_id in homes.all_chats(row["id"], row["chat_id"])
+        chat_id
+        for row in _matches(db, terms, is_ranked=False)
+        for chat_id in homes.all_chats(row["id"], row["chat_id"])
     }
 
 
-def _matches(db: ChatDatabase, terms: SearchTerms, ranked: bool = True) -> Iterator[dict[str, Any]]:
+def _matches(db: ChatDatabase, terms: SearchTerms, is_ranked: bool = True) -> Iterator[dict[str, Any]]:
+    """Rows of messages, best first if ranked; with a snippet from the index, or else the text."""
     scan = "".join(f" and instr(m.content, :piece{i}) > 0" for i in range(len(terms.pieces)))
-    parameters: dict[str, Any] = {f"piece{i}": piece for i, piece in enumerate(terms.pieces)}
-    if not terms.words:
+    parameters: dict[str, Any] = {f"piece{i}": piece for i, piece in enumerate(terms.pieces)} | {"fts": terms.fts}
+    if not is_ranked:
+        columns = "m.id, m.chat_id"
+    elif terms.words:
+        snippet = f"snippet(messages_fts, 0, '{_OPEN}', '{_CLOSE}', '…', {SNIPPET_WORDS})"
+        columns = f"m.id, m.chat_id, m.role, {snippet} as snippet"
+    else:
         columns = "m.id, m.chat_id, m.role, m.content, null as snippet"
-        yield from db.rows(f"select {columns} from messages m where true{scan} order by m.seq desc", parameters)
-        return
-    snippet = f"snippet(messages_fts, 0, '{_OPEN}', '{_CLOSE}', '…', {SNIPPET_WORDS})" if ranked else "null"
-    yield from db.sql.query(
-        f"select m.id, m.chat_id, m.role, m.content, {snippet} as snippet from messages_fts "
-        f"join messages m on m.seq = messages_fts.rowid where messages_fts match :fts{scan}"
-        + (" order by messages_fts.rank" if ranked else ""),
-        parameters | {"fts": terms.fts},
-    )
+    if terms.words:
+        yield from db.sql.query(
+            f"select {columns} from messages_fts cross join messages m on m.seq = messages_fts.rowid "
+            f"where messages_fts match :fts{scan}{' order by messages_fts.rank' if is_ranked else ''}",
+            parameters,
+        )
+    else:
+        yield from db.sql.query(f"select {columns} from messages m where true{scan} order by m.seq desc", parameters)
 
 
 class _Homes:
     """In which chats a message can be seen: the one it was written in, and the forks that took it over."""
 
     def __init__(self, db: ChatDatabase):
+        self.db = db
         self.chats = {row["id"]: row for row in db.rows("select id, title, trashed_at from chats")}
-        self.forks_of: dict[str, list[str]] = {}
-        forks = db.rows("select id from chats where forked_at_id is not null order by updated_at desc")
+
+    @cached_property
+    def forks_of(self) -> dict[str, list[str]]:
+        """Message id to the forks that took it over."""
+        found: dict[str, list[str]] = {}
+        forks = self.db.rows("select id from chats where forked_at_id is not null order by updated_at desc")
         for fork in forks:
-            for message_id in tree.inherited_ids(db, fork["id"]):
-                self.forks_of.setdefault(message_id, []).append(fork["id"])
+            for message_id in tree.inherited_ids(self.db, fork["id"]):
+                found.setdefault(message_id, []).append(fork["id"])
+        return found
 
     def all_chats(self, message_id: str, written_in: str) -> list[str]:
         return [written_in, *self.forks_of.get(message_id, [])]
 
     def live_chat(self, message_id: str, written_in: str) -> tuple[str, str] | None:
-        for chat_id in self.all_chats(message_id, written_in):
+        for chat_id in self._candidates(message_id, written_in):
             chat = self.chats.get(chat_id)
             if chat and chat["trashed_at"] is None:
                 return chat_id, str(chat["title"])
         return None
+
+    def _candidates(self, message_id: str, written_in: str) -> Iterator[str]:
+        yield written_in
+        yield from self.forks_of.get(message_id, [])
 
 
 def _is_token_char(char: str) -> bool:

@@ -40,8 +40,15 @@ class ChatStore:
         self._now = now
         self._lock = RLock()
         self._private: ChatDatabase | None = None
+        self._is_closed = False
         try:
-            opened = opening.open_store(path, now)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file_lock = opening.StoreLock(path)
+            try:
+                opened = opening.open_store(path, now)
+            except BaseException:
+                self._file_lock.release()
+                raise
         except (sqlite3.Error, OSError) as error:
             raise as_user_error(error, str(path)) or error from error
         self._disk = opened.db
@@ -51,11 +58,21 @@ class ChatStore:
         """Replies that the last process left unfinished; now "stopped"."""
 
     def close(self) -> None:
+        """Idempotent. The private chats are gone."""
         with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
             if self._private:
                 self._private.close()
                 self._private = None
             opening.close_store(self._disk)
+            self._file_lock.release()
+
+    @property
+    def num_set_aside(self) -> int:
+        """Rows and values, ever, that made no sense and are kept in the table `damaged`."""
+        return self._run(False, lambda db: db.num_set_aside)
 
     def __enter__(self) -> ChatStore:
         return self

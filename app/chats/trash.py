@@ -30,6 +30,10 @@ def purge(db: ChatDatabase, chat_ids: Sequence[str]) -> None:
     with db.write():
         for chat_id in chat_ids:
             _give_to_forks(db, chat_id)
+            db.sql.execute(
+                "delete from damaged where row_id = :chat or row_id in (select id from messages where chat_id = :chat)",
+                {"chat": chat_id},
+            )
             db.sql.execute("delete from messages where chat_id = ?", [chat_id])
             db.sql.execute("delete from chats where id = ?", [chat_id])
         # Deleted words stay in the index's segments until these are merged.
