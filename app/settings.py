@@ -31,6 +31,8 @@ class Settings(BaseSettings):
     """Off: unix socket only."""
     no_key: bool = False
     """TCP without a key, for editors that have no field for one."""
+    allowed_origins: list[str] = []
+    """Web pages that may call the TCP socket, such as "vscode-webview://id"; none by default."""
     any_model: bool = False
     """Answer requests for unknown model names with the loaded model instead of 404."""
     idle_exit_s: float = Field(3600.0, ge=0)

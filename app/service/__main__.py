@@ -1,0 +1,30 @@
+"""`python -m chatkv.app.service`: one service for this home. A second start says who serves already, and exits 0."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from chatkv.app.errors import UserError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 served or attached, 1 refused with a message, 3 the asked-for port is taken."""
+    parser = argparse.ArgumentParser(prog="python -m chatkv.app.service")
+    parser.add_argument("--detached", action="store_true", help="no terminal: log to the file only")
+    parser.add_argument("--port", type=int, help="TCP port; must be free")
+    options = parser.parse_args(arguments)
+    from .process import PortTakenError, run
+
+    try:
+        return run(is_detached=options.detached, port=options.port)
+    except PortTakenError as error:
+        print(error, file=sys.stderr)
+        return 3
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Whether anybody uses the service: a service without clients ends after a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_WATCHERS = frozenset({"/health", "/v1/health", "/metrics"})
+"""A monitor that polls is no client."""
+
+
+class Activity:
+    def __init__(self) -> None:
+        self._num_open = 0
+        self._last = time.monotonic()
+
+    @contextmanager
+    def request(self, path: str) -> Iterator[None]:
+        if path in _WATCHERS:
+            yield
+            return
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            self._last = time.monotonic()
+
+    def idle_s(self, is_working: bool) -> float:
+        """Seconds since the last client left or the last work ended."""
+        if self._num_open or is_working:
+            self._last = time.monotonic()
+        return time.monotonic() - self._last

@@ -1,0 +1,147 @@
+"""A chat's path as messages for the template, its sampling, and the way out when it no longer fits."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from chatkv.app.chats.records import Chat, ChatSettings, Message, Role
+from chatkv.engine.errors import PromptTooLongError
+from chatkv.engine.request import SamplingParams
+from chatkv.engine.text.messages import ChatMessage
+
+from .chats_thread import ChatsThread
+from .errors import to_api_error
+from .loaded import LoadedModel
+from .model_manager import ModelManager
+from .preparation import render
+
+DEFAULT_SAMPLING: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
+"""Where neither the chat nor the model's own generation_config.json says anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A leased model and what it will read."""
+
+    model: LoadedModel
+    token_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...] = ()
+    """Ids of the reply that is continued, cut to its visible text."""
+
+
+class PromptMaker:
+    def __init__(self, chats: ChatsThread, models: ModelManager, text_pool: Executor):
+        self._chats = chats
+        self._models = models
+        self._text_pool = text_pool
+
+    async def prepare(
+        self, chat: Chat, tip_id: str | None, text: str | None = None, is_continued: bool = False
+    ) -> Prompt:
+        """Lease the model and render the path to `tip_id` and `text`; or the path, to go on within its last reply.
+
+        Raises:
+            ApiError: 400 with `choices` when it is longer than the context; others of lease and template.
+        """
+        model = await self._models.lease(chat.model)
+        try:
+            tokenizer_hash = model.text.tokenizer_hash
+            path = await self._chats.run(lambda store: store.path(chat.id, tip_id, tokenizer_hash)) if tip_id else []
+            messages: list[ChatMessage] = []
+
+            def build() -> list[ChatMessage]:
+                messages.extend(chat_messages(chat.settings, path, chat.context_start_id, model, text))
+                return messages
+
+            try:
+                rendered = await render(model, build, self._text_pool, continue_final=is_continued)
+            except PromptTooLongError as error:
+                refusal = to_api_error(error)
+                refusal.details["choices"] = await ways_out(chat, path, text, model, self._text_pool)
+                raise refusal from error
+            answer_ids = (messages[-1].token_ids or ()) if is_continued else ()
+            return Prompt(model, tuple(rendered.token_ids), tuple(answer_ids))
+        except BaseException:
+            self._models.release()
+            raise
+
+
+def chat_messages(
+    settings: ChatSettings, path: Sequence[Message], start_id: str | None, model: LoadedModel, text: str | None = None
+) -> list[ChatMessage]:
+    """System prompt, the path from `start_id` on, and the new `text`. Answers carry their exact ids.
+
+    Ids are cut to what the visible text shows: after a stop string, a cancel or a kill more was sampled than was seen.
+    Long: call it in the text pool.
+    """
+    messages = [ChatMessage(role="system", content=settings.system)] if settings.system.strip() else []
+    for message in path_from(path, start_id):
+        if message.role is Role.ASSISTANT and not message.content:
+            continue  # A reply that failed or was stopped before its first token.
+        ids = None
+        if message.role is Role.ASSISTANT and message.token_ids:
+            ids = model.text.answer_ids(message.token_ids, message.content)
+        messages.append(ChatMessage(role=message.role.value, content=message.content, token_ids=ids))
+    if text is not None:
+        messages.append(ChatMessage(role="user", content=text))
+    return messages
+
+
+def path_from(path: Sequence[Message], start_id: str | None) -> Sequence[Message]:
+    """The part of the path that is sent. A start that is not on it (another branch) means all of it."""
+    ids = [message.id for message in path]
+    return path[ids.index(start_id) :] if start_id in ids else path
+
+
+def chat_sampling(settings: ChatSettings, model: LoadedModel | None, num_siblings: int = 0) -> SamplingParams:
+    """The chat's values over the model's over chatkv's. A further version of a reply gets another seed.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+    """
+    values: dict[str, Any] = dict(DEFAULT_SAMPLING)
+    if model is not None:
+        values |= model.default_sampling
+    values |= settings.sampling
+    seed = values.pop("seed", None)
+    return SamplingParams(**values, seed=secrets.randbits(63) if seed is None else seed + num_siblings)
+
+
+async def ways_out(
+    chat: Chat, path: Sequence[Message], text: str | None, model: LoadedModel, pool: Executor
+) -> list[dict[str, Any]]:
+    """What a person can choose when the chat is longer than the context: the fewest turns to leave out, measured.
+
+    A quarter of the context is kept free for what follows: dropping one turn at a time would make every later turn
+    compute the whole prompt again.
+    """
+    goal = model.context_tokens - model.context_tokens // 4
+    sent = path_from(path, chat.context_start_id)
+    starts = [message.id for message in sent if message.role is Role.USER][1:]
+    best: tuple[int, int] | None = None
+    low, high = 0, len(starts) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        num_tokens = await _num_tokens(chat.settings, path, starts[middle], text, model, pool)
+        if num_tokens is not None and (num_tokens <= goal or middle == len(starts) - 1):
+            best, high = (middle, num_tokens), middle - 1
+        else:
+            low = middle + 1
+    if best is None:
+        return []
+    cut = {"context_start_id": starts[best[0]], "num_turns": best[0] + 1, "num_tokens_after": best[1]}
+    return [{"kind": "drop_oldest", **cut}, {"kind": "fork", "message_id": path[-1].id, **cut}]
+
+
+async def _num_tokens(
+    settings: ChatSettings, path: Sequence[Message], start_id: str, text: str | None, model: LoadedModel, pool: Executor
+) -> int | None:
+    """Prompt tokens from `start_id` on; None when even that does not fit."""
+    try:
+        return len((await render(model, lambda: chat_messages(settings, path, start_id, model, text), pool)).token_ids)
+    except PromptTooLongError:
+        return None

@@ -1,0 +1,153 @@
+"""Chat completions on the wire: chunks of a stream, the whole answer, usage, logprobs (OpenAI's shapes)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from chatkv.engine.request import FinishReason, RequestOutput, TokenLogprob
+
+from .completion_request import CompletionRequest
+from .errors import ApiError
+from .loaded import LoadedModel
+
+_FINGERPRINT = f"b-chatkv-{version('chatkv')}"
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass(slots=True)
+class Choice:
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the tokens whose text was not sent yet (a stream), or of all (a whole answer)."""
+
+
+class Completion:
+    """One request's answer as it grows: feed it outputs, it says what to send."""
+
+    def __init__(self, completion_id: str, request: CompletionRequest, model: LoadedModel, is_unix: bool):
+        self.id = completion_id
+        self.created = int(time.time())
+        self.request = request
+        self.model = model
+        self.is_unix = is_unix
+        self.choices = [Choice(index) for index in range(request.n)]
+        self.failure: ApiError | None = None
+        """Why it ended before its end."""
+        self._last = RequestOutput(completion_id, 0)
+        """The newest output that told of the prompt."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.failure is not None or all(choice.finish_reason for choice in self.choices)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+    def first_chunks(self) -> Iterator[dict[str, Any]]:
+        """The role, once per choice."""
+        for choice in self.choices:
+            yield self._chunk(choice.index, {"role": "assistant", "content": ""})
+
+    def add(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """Take one output in; the chunks that a stream sends for it (none while text is held back)."""
+        choice = self.choices[output.index]
+        choice.text += output.text
+        choice.token_ids += output.token_ids
+        if self.request.has_logprobs:
+            choice.logprobs.extend(output.logprobs)
+        if output.num_prompt_tokens:
+            self._last = output
+        if output.finish_reason is FinishReason.CANCELLED:
+            self.failure = ApiError(409, "The request was cancelled.", "cancelled")
+            return
+        if output.finish_reason is FinishReason.ERROR:
+            self.failure = ApiError(500, output.error or "The engine failed.", "generation_failed")
+            return
+        if output.text:
+            yield self._chunk(choice.index, {"content": output.text}, logprobs=self._take_logprobs(choice))
+        if output.finish_reason is not None:
+            choice.finish_reason = output.finish_reason
+            chunk = self._chunk(choice.index, {}, self._take_logprobs(choice), _REASONS[output.finish_reason])
+            yield chunk | (self._debug() if self.is_done else {})
+
+    def usage_chunk(self) -> dict[str, Any]:
+        return self._envelope("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
+
+    def whole(self) -> dict[str, Any]:
+        """The answer of a request without `stream`."""
+        choices = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._take_logprobs(choice),
+                "finish_reason": _REASONS[choice.finish_reason or FinishReason.STOP],
+            }
+            for choice in self.choices
+        ]
+        return self._envelope("chat.completion") | {"choices": choices, "usage": self.usage()} | self._debug()
+
+    def usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._last.num_prompt_tokens,
+            "completion_tokens": self.num_tokens,
+            "total_tokens": self._last.num_prompt_tokens + self.num_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._last.num_cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+            "system_fingerprint": _FINGERPRINT,
+        }
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._envelope("chat.completion.chunk") | {"choices": [choice]}
+
+    def _take_logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        if not self.request.has_logprobs:
+            return None
+        taken, choice.logprobs = choice.logprobs, []
+        return {"content": [self._logprob(entry) for entry in taken], "refusal": None}
+
+    def _logprob(self, entry: TokenLogprob) -> dict[str, Any]:
+        top = [self._token(token_id, logprob) for token_id, logprob in entry.top]
+        return self._token(entry.token_id, entry.logprob) | {"top_logprobs": top}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self.model.text.token_bytes(token_id)
+        # JSON has no infinities; OpenAI's own stand-in for "impossible" is -9999.
+        return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(raw)}
+
+    def _debug(self) -> dict[str, Any]:
+        """What was reused. A TCP client sees its own text at the miss; the app also sees what was cached there."""
+        if not self.request.wants_debug:
+            return {}
+        miss = self._last.miss
+        missed = None
+        if miss is not None:
+            missed = {"position": miss.position, "text": self._decode(miss.prompt_token_ids)}
+            if self.is_unix:
+                missed["expected_text"] = self._decode(miss.expected_token_ids)
+        return {"chatkv": {"cached_by_tier": dict(self._last.cached_by_tier), "missed": missed}}
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self.model.text.decode(token_ids)

@@ -1,0 +1,288 @@
+"""Which model is loaded, who uses it, and who waits for which: first come, first served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from chatkv.app.errors import UserError
+from chatkv.app.hub.installed import InstalledModel
+from chatkv.app.settings import Settings
+
+from .errors import ApiError, not_found
+from .loaded import LoadedModel, Loader
+
+log = logging.getLogger(__name__)
+ALIASES = frozenset({"", "default", "local"})
+
+
+class ModelState(StrEnum):
+    NO_MODEL = "no_model"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Installed(Protocol):
+    """The installed models; see `chatkv.app.hub.installed`."""
+
+    def list(self) -> list[InstalledModel]: ...
+
+    def get(self, name: str) -> InstalledModel: ...
+
+    def remove(self, name: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Waiter:
+    name: str
+    future: asyncio.Future[LoadedModel]
+
+
+class ModelManager:
+    """One model at a time. All methods run on the event loop; loading runs in a thread.
+
+    A user holds a lease. The model is swapped only when the first waiter wants another one and no lease is out, so
+    running answers end undisturbed and nobody waits forever behind later requests for the loaded model.
+    """
+
+    def __init__(
+        self,
+        installed: Installed,
+        loader: Loader,
+        settings: Settings,
+        last_model_file: Path,
+        on_change: Callable[[], None],
+    ):
+        self._installed = installed
+        self._loader = loader
+        self._settings = settings
+        self._last_model_file = last_model_file
+        self._on_change = on_change
+        self._loaded: LoadedModel | None = None
+        self._loading_name: str | None = None
+        self._progress = 0.0
+        self._error: str | None = None
+        self._failed_name: str | None = None
+        self._waiters: deque[_Waiter] = deque()
+        self._num_leases = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> ModelState:
+        if self._loading_name is not None:
+            return ModelState.LOADING
+        if self._loaded is not None:
+            return ModelState.READY
+        return ModelState.FAILED if self._error else ModelState.NO_MODEL
+
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """The model in memory, if one is ready."""
+        return self._loaded if self.state is ModelState.READY else None
+
+    @property
+    def current_name(self) -> str | None:
+        """The model that is loaded or being loaded."""
+        return self._loading_name or (self._loaded.name if self._loaded else None)
+
+    def status(self) -> dict[str, Any]:
+        loaded = self.loaded
+        return {
+            "name": self.current_name or self._failed_name,
+            "state": self.state.value,
+            "progress": round(self._progress, 3) if self._loading_name else float(loaded is not None),
+            "error": self._error,
+            "context_tokens": loaded.context_tokens if loaded else None,
+            "weight_format": loaded.installed.weight_format if loaded else None,
+        }
+
+    def resolve(self, model_id: str | None) -> InstalledModel:
+        """The installed model that a request means.
+
+        Raises:
+            ApiError: 404 naming what is installed; 400 when the model's folder is damaged.
+        """
+        wanted = (model_id or "").strip()
+        if (loaded := self.loaded) is not None and wanted in ALIASES | {loaded.name}:
+            return loaded.installed
+        if wanted in ALIASES or (self._settings.any_model and not self._is_installed(wanted)):
+            wanted = self._default_name()
+        try:
+            return self._installed.get(wanted)
+        except UserError as error:
+            if self._is_installed(wanted):
+                raise ApiError(400, str(error), "model_unusable", param="model") from error
+            names = ", ".join(model.name for model in self._installed.list()) or "none; get one with: chatkv pull"
+            raise ApiError(
+                404, f"The model '{wanted}' is not installed. Installed: {names}.", "model_not_found", param="model"
+            ) from error
+
+    async def lease(self, model_id: str | None) -> LoadedModel:
+        """Wait until the model is ready, and keep it from being swapped until `release`.
+
+        Raises:
+            ApiError: 404 unknown, 400 damaged, 503 it could not be loaded.
+        """
+        name = self.resolve(model_id).name
+        future: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
+        self._waiters.append(_Waiter(name, future))
+        self._pump()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.release()
+            else:
+                self._pump()
+            raise
+
+    def release(self) -> None:
+        assert self._num_leases > 0, "a lease was released twice"
+        self._num_leases -= 1
+        self._pump()
+
+    def is_ready(self, model_id: str | None) -> bool:
+        """Whether a lease would be granted at once."""
+        loaded = self.loaded
+        return loaded is not None and not self._waiters and self.resolve(model_id).name == loaded.name
+
+    def start(self) -> None:
+        """Load the last used or the default model, if it is installed."""
+        name = self._default_name()
+        if self._is_installed(name):
+            self._begin_loading(name)
+
+    def load_soon(self, model_id: str) -> None:
+        """Swap to a model when it is its turn; how it goes is in `status()`.
+
+        Raises:
+            ApiError: 404 unknown, 400 damaged.
+        """
+        future: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(self._drop)
+        self._waiters.append(_Waiter(self.resolve(model_id).name, future))
+        self._pump()
+
+    def _drop(self, future: asyncio.Future[LoadedModel]) -> None:
+        """A lease that nobody wanted but for the load; a failed load is told by the status."""
+        if not future.cancelled() and future.exception() is None:
+            self.release()
+
+    async def remove(self, name: str, is_forced: bool) -> None:
+        """Delete an installed model.
+
+        Raises:
+            ApiError: 404 not installed; 409 it is loaded and `is_forced` is false, or it answers right now.
+        """
+        if not self._is_installed(name):
+            raise not_found(f"The model '{name}' is not installed.", "model_not_found")
+        if name == self.current_name:
+            if not is_forced:
+                raise ApiError(409, f"The model '{name}' is loaded. Remove it all the same with force.", "model_loaded")
+            if self._num_leases or self._loading_name:
+                raise ApiError(409, f"The model '{name}' is at work. Stop its replies first.", "model_busy")
+            await self._unload()
+        await asyncio.to_thread(self._installed.remove, name)
+        self._on_change()
+
+    async def close(self) -> None:
+        """Refuse the waiters and free the model; a load that runs is waited for (its thread cannot be stopped)."""
+        self._fail_waiters(lambda _: True, ApiError(503, "The service is stopping.", "stopping"))
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        await self._unload()
+
+    def _pump(self) -> None:
+        """Serve the waiters in order, as far as it goes without harming a lease."""
+        while self._waiters and self._loading_name is None:
+            waiter = self._waiters[0]
+            if waiter.future.done():
+                self._waiters.popleft()
+            elif self._loaded is not None and waiter.name == self._loaded.name:
+                self._waiters.popleft()
+                self._num_leases += 1
+                waiter.future.set_result(self._loaded)
+            elif self._num_leases == 0:
+                self._begin_loading(waiter.name)
+            else:
+                return
+
+    def _begin_loading(self, name: str) -> None:
+        self._loading_name = name
+        self._progress = 0.0
+        self._error = self._failed_name = None
+        self._task = asyncio.get_running_loop().create_task(self._load(name))
+        self._on_change()
+
+    async def _load(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await self._unload()
+            model = self._installed.get(name)
+            self._loaded = await asyncio.to_thread(
+                self._loader, model, lambda share: _post(loop, self._set_progress, share)
+            )
+            self._remember(name)
+            log.info("model %s is loaded", name)
+        except Exception as error:
+            log.exception("model %s could not be loaded", name)
+            self._error, self._failed_name = str(error) or type(error).__name__, name
+            refusal = ApiError(503, f"The model '{name}' could not be loaded: {self._error}", "model_load_failed")
+            self._fail_waiters(lambda waiter: waiter.name == name, refusal)
+        finally:
+            self._loading_name = None
+            self._task = None
+            self._on_change()
+            self._pump()
+
+    async def _unload(self) -> None:
+        if self._loaded is not None:
+            model, self._loaded = self._loaded, None
+            await asyncio.to_thread(model.close)
+            self._on_change()
+
+    def _fail_waiters(self, is_meant: Callable[[_Waiter], bool], error: ApiError) -> None:
+        for waiter in [waiter for waiter in self._waiters if is_meant(waiter)]:
+            self._waiters.remove(waiter)
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+
+    def _set_progress(self, share: float) -> None:
+        self._progress = share
+        self._on_change()
+
+    def _is_installed(self, name: str) -> bool:
+        return any(model.name == name for model in self._installed.list())
+
+    def _default_name(self) -> str:
+        """The loaded model, else the last used, else the setting's, else the only one there is."""
+        if self.current_name is not None:
+            return self.current_name
+        names = [model.name for model in self._installed.list() if model.is_usable]
+        for name in (self._read_last(), self._settings.model):
+            if name in names:
+                return name
+        return names[0] if names else self._settings.model
+
+    def _read_last(self) -> str:
+        try:
+            return self._last_model_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def _remember(self, name: str) -> None:
+        try:
+            self._last_model_file.write_text(name + "\n", "utf-8")
+        except OSError as error:
+            log.warning("cannot remember the model: %s", error)
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[[float], None], value: float) -> None:
+    loop.call_soon_threadsafe(call, value)

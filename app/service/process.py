@@ -1,0 +1,107 @@
+"""The process from its start to its end: lock, sockets, loop, and everything given back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from chatkv.app.errors import UserError
+from chatkv.app.paths import Paths
+from chatkv.app.settings import Settings, load_settings
+
+from .keys import read_or_make_api_key
+from .log_setup import detach, set_up_logging
+from .ownership import ServiceLock, bind_tcp, bind_unix, unlink_socket
+
+if TYPE_CHECKING:
+    from .service import Endpoints, Service
+
+log = logging.getLogger(__name__)
+SWITCH_INTERVAL_S = 0.0005
+"""An engine step makes hundreds of short calls; behind the HTTP thread each could wait 5 ms for the interpreter."""
+LOCK_TIMEOUT_S = 30.0
+
+MakeService = Callable[[Paths, Settings, "Endpoints"], "Service"]
+
+
+class PortTakenError(UserError):
+    """The port that was asked for by name cannot be had."""
+
+
+def run(is_detached: bool = False, port: int | None = None, make_service: MakeService | None = None) -> int:
+    """Serve this home until told to stop; 0 at once when another process serves it.
+
+    Raises:
+        UserError: settings, folders, socket or an explicitly named port are refused.
+    """
+    os.umask(0o077)  # Whatever this process writes is nobody else's business.
+    paths = Paths.from_env()
+    paths.make_private()
+    settings = load_settings(paths)
+    lock = ServiceLock(paths.service_lock)
+    if not lock.acquire_or_attach(paths.socket_path, LOCK_TIMEOUT_S):
+        print(f"A chatkv service (pid {lock.owner().get('pid')}) serves {paths.socket_path} already.", file=sys.stderr)
+        return 0
+    try:
+        set_up_logging(paths.log_file, is_foreground=not is_detached)
+        if is_detached:
+            detach(paths.log_file)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        _serve(paths, settings, lock, port, make_service or _real_service)
+    except UserError as error:
+        log.error("%s", error)
+        raise
+    finally:
+        lock.release()
+    return 0
+
+
+def _serve(paths: Paths, settings: Settings, lock: ServiceLock, port: int | None, make_service: MakeService) -> None:
+    # Bound before the slow imports: a client that waits for the socket connects now and is answered in a moment.
+    unix_socket = bind_unix(paths.socket_path, lock)
+    try:
+        tcp_socket, tcp_error = _bind_tcp(settings, port)
+        from .server import run_service, tcp_policy
+        from .service import Endpoints
+
+        endpoints = Endpoints(str(paths.socket_path), tcp_error=tcp_error)
+        policy = None
+        if tcp_socket is not None:
+            key = None if settings.no_key else read_or_make_api_key(paths.key_file)
+            policy = tcp_policy(tcp_socket, key, frozenset(settings.allowed_origins))
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            endpoints = replace(endpoints, url=f"http://{host}:{policy.port}")
+        asyncio.run(
+            run_service(lambda ready: make_service(paths, settings, ready), endpoints, unix_socket, tcp_socket, policy)
+        )
+    finally:
+        unlink_socket(paths.socket_path, lock)
+
+
+def _bind_tcp(settings: Settings, port: int | None) -> tuple[socket.socket | None, str | None]:
+    """The socket, or why there is none. Only a port that was named on the command line is worth failing for."""
+    if not settings.tcp and port is None:
+        return None, None
+    from .server import checked_host
+
+    try:
+        return bind_tcp(checked_host(settings.host), settings.port if port is None else port), None
+    except UserError as error:
+        if port is not None:
+            raise PortTakenError(error.message, error.hint) from error
+        log.warning("TCP is off, the unix socket serves: %s", error)
+        return None, str(error)
+
+
+def _real_service(paths: Paths, settings: Settings, endpoints: Endpoints) -> Service:
+    from .installed_models import InstalledModels
+    from .model_loader import make_loader
+    from .service import Service
+
+    return Service(paths, settings, InstalledModels(paths), make_loader(paths, settings), endpoints)

@@ -1,0 +1,298 @@
+"""Writing replies in chats: several at once, whoever looks on; nothing that was shown is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Executor
+from functools import partial
+
+from chatkv.app.chats.errors import ChatStateError
+from chatkv.app.chats.records import Chat, ChatSummary, Message, MessageStatus, Role
+from chatkv.app.chats.store import ChatStore
+from chatkv.app.errors import UserError
+from chatkv.engine.errors import EngineError
+from chatkv.engine.request import GenerationRequest, Priority
+
+from .cache_view import Footprints
+from .chat_prompt import Prompt, PromptMaker, chat_sampling
+from .chats_thread import ChatsThread
+from .errors import ApiError, to_api_error
+from .events import EventHub
+from .generations import Generations
+from .live_reply import STATUS_OF_REASON, LiveReply
+from .model_manager import ModelManager
+from .outputs import OutputStream, new_request_id
+
+log = logging.getLogger(__name__)
+FLUSH_S = 0.15
+"""Text and ids go to the database at least this often; the promise is 0.25 s."""
+
+
+class Replies:
+    """At most one reply per chat is written at a time. Lives on the event loop."""
+
+    def __init__(
+        self, chats: ChatsThread, models: ModelManager, generations: Generations, events: EventHub, text_pool: Executor
+    ):
+        self._chats = chats
+        self._models = models
+        self._generations = generations
+        self._events = events
+        self._prompts = PromptMaker(chats, models, text_pool)
+        self._text_pool = text_pool
+        self.footprints = Footprints()
+        self._live: dict[str, LiveReply] = {}
+        self._claimed: set[str] = set()
+
+    def live(self, chat_id: str) -> LiveReply | None:
+        return self._live.get(chat_id)
+
+    def state(self, chat_id: str) -> str:
+        reply = self._live.get(chat_id)
+        return reply.phase if reply else "waiting" if chat_id in self._claimed else "idle"
+
+    async def start_turn(
+        self, chat_id: str, text: str, parent_id: str | None = None, is_root: bool = False
+    ) -> tuple[Message, Message]:
+        """Commit the person's message (after `parent_id`, the tip, or as a new beginning) and begin the reply to it.
+
+        When the model is ready, the prompt is checked first; one that does not fit is refused with ways out, and the
+        text stays as the chat's draft. While the model is still loading the message is committed at once.
+
+        Raises:
+            ApiError, UserError, EngineError: nothing was added to the chat; the draft holds the text.
+        """
+        self._claim(chat_id)
+        prompt: Prompt | None = None
+        try:
+            chat = await self._chats.run(lambda store: store.get_chat(chat_id))
+            tip_id = None if is_root else parent_id or chat.tip_id
+            chat_sampling(chat.settings, None)
+            installed = self._models.resolve(chat.model)
+            if self._models.is_ready(chat.model):
+                prompt = await self._prompts.prepare(chat, tip_id, text=text)
+            user = await self._chats.run(lambda store: store.add_user_turn(chat_id, tip_id, text))
+            reply = await self._chats.run(lambda store: store.begin_reply(chat_id, user.id, installed.name))
+        except BaseException as error:
+            self._unclaim(chat_id, prompt)
+            if isinstance(error, ApiError | UserError | EngineError):
+                await self._keep_draft(chat_id, text)
+            raise
+        self._events.publish("message_added", chat_id=chat_id, message=user.to_json())
+        self._launch(chat, reply, prompt)
+        return user, reply
+
+    async def regenerate(self, chat_id: str, message_id: str | None) -> Message:
+        """Another version of a reply (default: the last one), or a reply to a message that has none."""
+        self._claim(chat_id)
+        prompt: Prompt | None = None
+        try:
+            chat = await self._chats.run(lambda store: store.get_chat(chat_id))
+            at_id = message_id or chat.tip_id
+            if at_id is None:
+                raise ChatStateError("The chat is empty.", "Send a message first.")
+            at = await self._chats.run(lambda store: store.get_message(at_id, chat_id))
+            parent_id = at.parent_id if at.role is Role.ASSISTANT else at.id
+            if parent_id is None:
+                raise ChatStateError("There is no message before this reply.", "Send a message first.")
+            versions = await self._chats.run(lambda store: store.children(parent_id, chat_id))
+            installed = self._models.resolve(chat.model)
+            if self._models.is_ready(chat.model):
+                prompt = await self._prompts.prepare(chat, parent_id)
+            reply = await self._chats.run(lambda store: store.begin_reply(chat_id, parent_id, installed.name))
+        except BaseException:
+            self._unclaim(chat_id, prompt)
+            raise
+        self._launch(chat, reply, prompt, num_siblings=len(versions))
+        return reply
+
+    async def continue_reply(self, chat_id: str) -> Message:
+        """Go on with the last reply, after its exact ids."""
+        self._claim(chat_id)
+        try:
+            chat = await self._chats.run(lambda store: store.get_chat(chat_id))
+            tip_id = chat.tip_id
+            tip = await self._chats.run(lambda store: store.get_message(tip_id, chat_id)) if tip_id else None
+            if tip is None or tip.role is not Role.ASSISTANT:
+                raise ChatStateError("The chat does not end with a reply.", "Regenerate makes one.")
+            if tip.status is MessageStatus.COMPLETE:
+                raise ChatStateError("The reply is complete.", "Send a message, or regenerate it.")
+            self._models.resolve(chat.model)
+            reply = await self._chats.run(lambda store: store.reopen_reply(tip.id))
+        except BaseException:
+            self._unclaim(chat_id, None)
+            raise
+        self._launch(chat, reply, None)
+        return reply
+
+    def stop(self, chat_id: str) -> bool:
+        """False: nothing is being written there."""
+        reply = self._live.get(chat_id)
+        if reply is not None:
+            reply.stop()
+        return reply is not None
+
+    async def stop_and_wait(self, chat_id: str) -> None:
+        reply = self._live.get(chat_id)
+        if reply is not None and reply.task is not None:
+            reply.stop()
+            await asyncio.wait([reply.task])
+
+    async def stop_all(self) -> None:
+        """All replies end as "stopped", with everything they hold in the database."""
+        tasks = [reply.task for reply in self._live.values() if reply.task is not None]
+        for reply in self._live.values():
+            reply.stop()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _claim(self, chat_id: str) -> None:
+        if chat_id in self._live or chat_id in self._claimed:
+            raise ApiError(409, "A reply is being written in this chat. Wait for it, or stop it.", "chat_busy")
+        self._claimed.add(chat_id)
+
+    def _unclaim(self, chat_id: str, prompt: Prompt | None) -> None:
+        self._claimed.discard(chat_id)
+        if prompt is not None:
+            self._models.release()
+
+    async def _keep_draft(self, chat_id: str, text: str) -> None:
+        try:
+            await self._chats.run(lambda store: store.update_chat(chat_id, draft=text))
+        except UserError as error:
+            log.warning("the draft of a refused message could not be kept: %s", error.message)
+
+    def _launch(self, chat: Chat, message: Message, prompt: Prompt | None, num_siblings: int = 0) -> None:
+        reply = LiveReply(message, message.content, [])
+        self._claimed.discard(chat.id)
+        self._live[chat.id] = reply
+        self._events.publish("message_added", chat_id=chat.id, message=reply.message_json())
+        self._publish_progress(reply)
+        reply.task = asyncio.get_running_loop().create_task(self._run(chat, reply, prompt, num_siblings))
+
+    async def _run(self, chat: Chat, reply: LiveReply, prompt: Prompt | None, num_siblings: int) -> None:
+        status, error_text = MessageStatus.STOPPED, None
+        try:
+            await self._announce(chat.id)
+            if prompt is None:
+                prompt = await self._prepare_later(chat, reply)
+            reply.token_ids = list(prompt.answer_ids)
+            reply.stream = await self._start(chat, reply, prompt, num_siblings)
+            if reply.is_stop_wanted:
+                reply.stream.cancel()
+            await self._write(reply, reply.stream)
+            status = STATUS_OF_REASON[reply.finish_reason] if reply.finish_reason else MessageStatus.STOPPED
+            error_text = reply.error
+        except asyncio.CancelledError:
+            if not reply.is_stop_wanted:
+                raise
+        except Exception as error:
+            status = MessageStatus.ERROR
+            refusal = to_api_error(error)
+            error_text = refusal.message
+            if refusal.status >= 500:
+                log.exception("reply %s failed", reply.message.id)
+        finally:
+            await self._finish(reply, status, error_text)
+
+    async def _prepare_later(self, chat: Chat, reply: LiveReply) -> Prompt:
+        """The prompt, once the model is ready; `reply.stop()` ends the wait."""
+        is_continued = bool(reply.content)
+        tip_id = reply.message.id if is_continued else reply.message.parent_id
+        reply.preparing = asyncio.ensure_future(self._prompts.prepare(chat, tip_id, is_continued=is_continued))
+        if reply.is_stop_wanted:
+            reply.preparing.cancel()
+        return await reply.preparing
+
+    async def _start(self, chat: Chat, reply: LiveReply, prompt: Prompt, num_siblings: int) -> OutputStream:
+        try:
+            request = GenerationRequest(
+                request_id=new_request_id("reply"),
+                prompt_token_ids=prompt.token_ids,
+                sampling=chat_sampling(chat.settings, prompt.model, num_siblings),
+                priority=Priority.INTERACTIVE,
+                is_transient=chat.is_private,
+                resume_text=reply.content,
+            )
+        except BaseException:
+            self._models.release()
+            raise
+        return await self._generations.start(prompt.model, request)
+
+    async def _write(self, reply: LiveReply, stream: OutputStream) -> None:
+        """Outputs to events at once, to the database every `FLUSH_S`."""
+        tokenizer_hash = stream.model.text.tokenizer_hash
+        text, flushed_at = "", time.monotonic()
+        ids: list[int] = []
+        while not stream.is_finished:
+            has_more = bool(text or ids)
+            due_in = max(0.0, flushed_at + FLUSH_S - time.monotonic()) if has_more else None
+            outputs = await stream.next(due_in)
+            new_text, new_ids = reply.take(outputs)
+            text, ids = text + new_text, ids + new_ids
+            self._publish_outputs(reply, new_text, new_ids)
+            if (text or ids) and (time.monotonic() - flushed_at >= FLUSH_S or stream.is_finished):
+                flush = partial(_append, reply.message.id, text, ids, tokenizer_hash)
+                text, ids, flushed_at = "", [], time.monotonic()
+                await self._chats.run(flush)
+
+    async def _finish(self, reply: LiveReply, status: MessageStatus, error: str | None) -> None:
+        """Close the reply in the database, whatever ended it, and tell everybody."""
+        ids: tuple[int, ...] | None = None
+        tokenizer_hash: str | None = None
+        stream = reply.stream
+        if stream is not None:
+            stream.close()
+            tokenizer_hash = stream.model.text.tokenizer_hash
+            cut = stream.model.text.answer_ids
+            loop = asyncio.get_running_loop()
+            ids = await loop.run_in_executor(self._text_pool, cut, tuple(reply.token_ids), reply.content)
+            self.footprints.note(
+                reply.chat_id, stream.model.name, stream.request.prompt_token_ids + reply.new_token_ids
+            )
+            reply.token_ids = list(ids)
+        message_id, stats = reply.message.id, reply.stats() if stream else None
+        try:
+            message = await self._chats.run(
+                lambda store: store.finish_reply(message_id, status, stats, error, ids, tokenizer_hash)
+            )
+            done = message.to_json()
+        except UserError as refusal:
+            # No space: what was flushed is safe, and the person still sees all of it, with the reason.
+            log.warning("reply %s could not be closed: %s", message_id, refusal.message)
+            done = reply.message_json() | {"status": MessageStatus.ERROR.value, "error": refusal.message}
+        finally:
+            self._live.pop(reply.chat_id, None)
+        self._events.publish("reply_done", chat_id=reply.chat_id, message=done)
+        await self._announce(reply.chat_id)
+
+    async def _announce(self, chat_id: str) -> None:
+        """The chat's line in everybody's list."""
+        try:
+            chat = await self._chats.run(lambda store: store.get_chat(chat_id))
+        except UserError:
+            return
+        self._events.publish("chat_updated", chat=ChatSummary.to_json(chat, self.state(chat_id)))
+
+    def _publish_outputs(self, reply: LiveReply, text: str, ids: list[int]) -> None:
+        if text:
+            self._events.publish(
+                "reply_delta",
+                chat_id=reply.chat_id,
+                message_id=reply.message.id,
+                offset=len(reply.content) - len(text),
+                text=text,
+                num_tokens=len(reply.token_ids),
+                tokens_per_s=reply.tokens_per_s,
+            )
+        elif not ids and reply.finish_reason is None and reply.progress is not None:
+            self._publish_progress(reply)
+
+    def _publish_progress(self, reply: LiveReply) -> None:
+        self._events.publish("reply_progress", **reply.progress_event())
+
+
+def _append(message_id: str, text: str, ids: list[int], tokenizer_hash: str, store: ChatStore) -> None:
+    store.append_reply(message_id, text, ids, tokenizer_hash)

@@ -1,0 +1,110 @@
+"""HTTP on the two sockets, in one event loop, and the life of the process from the lock to the last flush."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from chatkv.app.errors import UserError
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .access import Gate, TcpPolicy
+from .application import create_app
+from .errors import ApiError
+from .responses import compact_json
+from .service import Endpoints, Service
+
+log = logging.getLogger(__name__)
+KEEP_ALIVE_TIMEOUT_S = 75
+GRACE_S = 2
+MAX_HEADER_BYTES = 16 * 1024
+
+
+class _JsonErrors(H11Protocol):
+    """What is not HTTP at all is refused in the same shape as everything else."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = compact_json(ApiError(400, msg, "invalid_http").body())
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: "
+        self.transport.write(head + str(len(body)).encode() + b"\r\n\r\n" + body)
+        self.transport.close()
+
+
+class _Listener(uvicorn.Server):
+    """One socket. Signals are the process's business, not the listener's."""
+
+    def __init__(self, app: Any):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_JsonErrors,
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
+                timeout_graceful_shutdown=GRACE_S,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def run_service(
+    make_service: Callable[[Endpoints], Service],
+    endpoints: Endpoints,
+    unix_socket: socket.socket,
+    tcp_socket: socket.socket | None,
+    policy: TcpPolicy | None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGTERM, SIGINT, a stop request or the idle time; then end replies and close everything."""
+    service = make_service(endpoints)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop_wanted.set)
+    app = create_app(service)
+    listeners = [(_Listener(Gate(app, None)), unix_socket)]
+    if tcp_socket is not None and policy is not None:
+        listeners.append((_Listener(Gate(app, policy)), tcp_socket))
+    serving = [asyncio.create_task(listener.serve(sockets=[bound])) for listener, bound in listeners]
+    service.start()
+    log.info("service %d listens on %s and %s", os.getpid(), endpoints.socket, endpoints.url or "no TCP port")
+    on_ready()
+    await service.stop_wanted.wait()
+    log.info("stopping")
+    await service.stop()
+    for listener, _ in listeners:
+        listener.should_exit = True
+    await asyncio.wait(serving)
+
+
+def tcp_policy(bound: socket.socket, key: str | None, allowed_origins: frozenset[str]) -> TcpPolicy:
+    host, port = bound.getsockname()[:2]
+    return TcpPolicy(key, frozenset({host, "127.0.0.1", "::1"}), port, allowed_origins)
+
+
+def checked_host(host: str) -> str:
+    """
+    Raises:
+        UserError: it is not a loopback address.
+    """
+    if host in ("127.0.0.1", "::1", "localhost") or host.startswith("127."):
+        return "127.0.0.1" if host == "localhost" else host
+    raise UserError(
+        f"The setting host = '{host}' is refused: chatkv serves this machine only.",
+        "Use 127.0.0.1 (the default) or ::1.",
+    )

@@ -1,0 +1,171 @@
+"""The service's parts, put together once, and how they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from chatkv.app.hub.jobs import JobRunner
+from chatkv.app.paths import Paths
+from chatkv.app.settings import Settings
+
+from .activity import Activity
+from .chats_thread import ChatsThread
+from .events import EventHub
+from .generations import Generations
+from .job_events import JobEvents
+from .loaded import LoadedModel, Loader
+from .metrics import Metrics
+from .model_manager import Installed, ModelManager, ModelState
+from .replies import Replies
+
+log = logging.getLogger(__name__)
+NUM_TEXT_THREADS = 2
+KEEP_ALIVE_S = 10.0
+STOP_TIMEOUT_S = 3.0
+STATUS_INTERVAL_S = 0.5
+
+
+@dataclass(slots=True)
+class Endpoints:
+    """Where the service listens."""
+
+    socket: str
+    url: str | None = None
+    """None: TCP is off."""
+    tcp_error: str | None = None
+    """Why, when it should be on."""
+
+
+class Service:
+    """Everything that outlives one request. Made and used on the event loop."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        settings: Settings,
+        installed: Installed,
+        loader: Loader,
+        endpoints: Endpoints,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ):
+        self.paths = paths
+        self.settings = settings
+        self.installed = installed
+        self.endpoints = endpoints
+        self.keep_alive_s = keep_alive_s
+        self.started_at = time.monotonic()
+        self.stop_wanted = asyncio.Event()
+        self.activity = Activity()
+        self.events = EventHub()
+        self.text_pool = ThreadPoolExecutor(NUM_TEXT_THREADS, "text")
+        self.chats = ChatsThread(paths.chats_db)
+        self.models = ModelManager(
+            installed, loader, settings, paths.state_dir / "last_model", on_change=self._publish_model
+        )
+        self.generations = Generations(self.models, self.text_pool)
+        self.replies = Replies(self.chats, self.models, self.generations, self.events, self.text_pool)
+        self.jobs = JobRunner(paths, JobEvents(asyncio.get_running_loop(), self.events, self._on_pulled))
+        self.metrics = Metrics(self)
+        self._ticker: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    def start(self) -> None:
+        self.models.start()
+        self._ticker = asyncio.create_task(self._tick())
+        self.spawn(self.chats.run(lambda store: store.purge_expired()))
+
+    async def stop(self) -> None:
+        """Replies are closed as "stopped", requests cancelled, the model freed, the database closed; in this order."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await self.replies.stop_all()
+        await self.generations.stop(STOP_TIMEOUT_S)
+        self.events.close()
+        await asyncio.to_thread(self.jobs.close)
+        await self.models.close()
+        await self.chats.close()
+        self.text_pool.shutdown(wait=False, cancel_futures=True)
+
+    def spawn(self, work: Any) -> None:
+        """Run a coroutine that nobody waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def status(self) -> dict[str, Any]:
+        model = self.models.loaded
+        stats = model.engine.stats() if model else None
+        return {
+            "version": version("chatkv"),
+            "pid": os.getpid(),
+            "socket": self.endpoints.socket,
+            "url": self.endpoints.url,
+            "tcp_error": self.endpoints.tcp_error,
+            "key_file": None if self.settings.no_key else str(self.paths.key_file),
+            "home": {
+                "config": str(self.paths.config_dir),
+                "data": str(self.paths.data_dir),
+                "cache": str(self.paths.cache_dir),
+                "state": str(self.paths.state_dir),
+                "models": str(self.paths.models_dir),
+            },
+            "device": model.device if model else "cpu",
+            "uptime_s": round(time.monotonic() - self.started_at, 1),
+            "model": self.models.status(),
+            "tiers": {"device": device_tier(model)},
+            "num_running": stats.num_running if stats else 0,
+            "num_waiting": stats.num_waiting if stats else 0,
+            "batch_size": stats.batch_size if stats else 0,
+            "kv_usage": round(stats.kv_usage, 4) if stats else 0.0,
+            "unused_slot_share": round(stats.unused_slot_share, 4) if stats else 0.0,
+            "settings_file": str(self.paths.settings_file),
+            "log_file": str(self.paths.log_file),
+        }
+
+    def _publish_model(self) -> None:
+        self.events.publish("model", model=self.models.status())
+
+    def _on_pulled(self, name: str) -> None:
+        """The first model is loaded as soon as it is there."""
+        if self.models.state in (ModelState.NO_MODEL, ModelState.FAILED):
+            self.models.start()
+
+    @property
+    def is_working(self) -> bool:
+        is_pulling = any(job.state == "running" for job in self.jobs.list_jobs())
+        return self.generations.num_running > 0 or is_pulling or self.models.state is ModelState.LOADING
+
+    async def _tick(self) -> None:
+        """Status events while somebody watches and something changes; the end when nobody came for long."""
+        last: dict[str, Any] = {}
+        while True:
+            await asyncio.sleep(STATUS_INTERVAL_S)
+            if 0 < self.settings.idle_exit_s < self.activity.idle_s(self.is_working):
+                log.info("nobody used the service for %.0f s: it ends", self.settings.idle_exit_s)
+                self.stop_wanted.set()
+            if not self.events.num_subscribers:
+                continue
+            status = self.status()
+            changing = {name: value for name, value in status.items() if name != "uptime_s"}
+            if changing != last:
+                last = changing
+                self.events.publish("status", status=status)
+
+
+def device_tier(model: LoadedModel | None) -> dict[str, int] | None:
+    if model is None:
+        return None
+    stats = model.engine.stats()
+    return {
+        "num_blocks": stats.num_blocks,
+        "num_used_blocks": stats.num_used,
+        "num_cached_blocks": stats.num_cached,
+        "block_bytes": model.block_bytes,
+    }
