@@ -122,15 +122,16 @@ class KVCacheManager:
         ]
 
     def explain_miss(self, sequence: SequenceState, hits: Sequence[BlockNode]) -> Miss | None:
-        """Where the prompt leaves what is cached, and what the nearest cached block holds there. None: nowhere."""
+        """Where the prompt leaves what is cached, and what the nearest cached block holds there. None: all its full
+        blocks are hits."""
         prompt = sequence.request.prompt_token_ids
         num_blocks = len(sequence.nodes) + len(hits)
         start = num_blocks * BLOCK_SIZE
         block_ids = prompt[start : start + BLOCK_SIZE]
+        if len(block_ids) < BLOCK_SIZE:
+            return None
         parent = hits[-1] if hits else self._tip(sequence)
         sibling, num_equal = self.tree.nearest_child(parent, block_ids, self._extra(sequence, num_blocks))
-        if num_equal == len(block_ids):
-            return None
         expected = sibling.token_ids[num_equal:] if sibling is not None else ()
         return Miss(start + num_equal, tuple(expected), tuple(block_ids[num_equal:]))
 

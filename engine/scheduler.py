@@ -59,7 +59,7 @@ class Scheduler:
         self._config = config
         self._kv = kv
         self._counters = counters
-        self._num_steps = 0
+        self._num_turns = 0
 
     @property
     def num_waiting(self) -> int:
@@ -71,7 +71,6 @@ class Scheduler:
 
     def schedule(self) -> list[ScheduledTokens]:
         """Allocates blocks for the next step. Empty only when nothing is unfinished."""
-        self._num_steps += 1
         plan = StepPlan(self.budget.num_tokens)
         for is_background in (False, True):
             if is_background and self._has_foreground():
@@ -79,8 +78,9 @@ class Scheduler:
             self._schedule_decodes(plan, is_background)
             self._admit(plan, is_background)
             self._schedule_prefills(plan, is_background)
-        for sequence in plan.chunks:
-            sequence.last_step = self._num_steps
+        for sequence in sorted(plan.chunks, key=plan.chunks.__getitem__):  # who got less is served first next time
+            self._num_turns += 1
+            sequence.last_turn = self._num_turns
         assert plan.chunks or not (self.running or self.waiting), "the scheduler is stuck"
         return [ScheduledTokens(sequence, num_tokens) for sequence, num_tokens in plan.chunks.items()]
 
@@ -99,7 +99,7 @@ class Scheduler:
         are appended. A fork that finds no room waits like a preempted sequence; its prompt is cached."""
         active = parent.active
         for choice in range(1, active.request.n):
-            child = SequenceState(active, choice, block_hashes=list(parent.block_hashes), last_step=parent.last_step)
+            child = SequenceState(active, choice, block_hashes=list(parent.block_hashes), last_turn=parent.last_turn)
             active.sequences.append(child)
             if len(self.running) < self._config.max_num_seqs and self._kv.fork(parent, child):
                 child.status = RequestStatus.RUNNING
@@ -151,7 +151,7 @@ class Scheduler:
         self._take_hits(sequence, hits)
         active.is_admitted = True
         sequence.status = RequestStatus.RUNNING
-        sequence.last_step = -1
+        sequence.last_turn = 0
         self.running.append(sequence)
 
     def _take_hits(self, sequence: SequenceState, hits: list[BlockNode]) -> None:
@@ -162,19 +162,20 @@ class Scheduler:
             self._counters.num_prefix_hit_tokens += num_new
 
     def _schedule_prefills(self, plan: StepPlan, is_background: bool) -> None:
-        """Equal shares of what is left, whole blocks where possible, for those that have waited longest. The foreground
-        gets at least one block however many decodes run."""
+        """Equal shares of what is left, in whole blocks, for those that have waited longest. The foreground gets at
+        least one block however many decodes run."""
         if not is_background:
             plan.budget += max(BLOCK_SIZE - plan.num_left, 0)
         pending = [s for s in self._running(is_background) if s not in plan.chunks]
-        pending.sort(key=lambda s: (s.last_step, s.order))
+        pending.sort(key=lambda s: (s.last_turn, s.order))
         for index, sequence in enumerate(pending):
             if sequence.status is not RequestStatus.RUNNING:
                 continue
             if len(sequence.block_table) == len(sequence.nodes):
                 self._take_hits(sequence, self._kv.longest_hit(sequence))
-            share = max(plan.num_left // (len(pending) - index), min(BLOCK_SIZE, plan.num_left))
-            num_tokens = _chunk(sequence, share)
+            num_sharing = len(pending) - index
+            share = -(-plan.num_left // (num_sharing * BLOCK_SIZE)) * BLOCK_SIZE
+            num_tokens = _chunk(sequence, min(share, plan.num_left))
             if num_tokens > 0:
                 self._give(plan, sequence, num_tokens)
 

@@ -52,8 +52,8 @@ class SequenceState:
     """Chain hashes of full blocks, as far as anyone has asked."""
     pending_copy: tuple[int, int] | None = None
     """(source, destination): a fork's tail, copied when the sequence runs next. The source is held until then."""
-    last_step: int = -1
-    """The scheduler step in which it ran last."""
+    last_turn: int = 0
+    """Counts up with every chunk that the scheduler gives to anyone: the smallest has waited longest."""
 
     @property
     def request(self) -> GenerationRequest:

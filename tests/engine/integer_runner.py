@@ -44,23 +44,31 @@ def naive_answer(
 
 
 class IntegerRunner:
-    def __init__(self, num_blocks: int) -> None:
+    """With `poison` given to the engine, a slot is written once between two poisonings: never over what is shared."""
+
+    def __init__(self, num_blocks: int, is_recording: bool = False) -> None:
         self.slots: list[tuple[int, int] | None] = [None] * (num_blocks * BLOCK_SIZE)
         self.num_tokens_run = 0
         self.batches: list[Batch] = []
-        self.is_recording = False
+        self._is_recording = is_recording
+        self._is_poisoning = False
+        self._copied_blocks: set[int] = set()
+        """They may hold more than the tail that was forked."""
 
     def poison(self, block_id: int) -> None:
         """The engine says that the block's content is meaningless."""
+        self._is_poisoning = True
+        self._copied_blocks.discard(block_id)
         start = block_id * BLOCK_SIZE
         self.slots[start : start + BLOCK_SIZE] = [None] * BLOCK_SIZE
 
     def execute(self, batch: Batch) -> BatchResult:
-        if self.is_recording:
+        if self._is_recording:
             self.batches.append(batch)
         for source, destination in batch.block_copies:
             copied = self.slots[source * BLOCK_SIZE : (source + 1) * BLOCK_SIZE]
             self.slots[destination * BLOCK_SIZE : (destination + 1) * BLOCK_SIZE] = copied
+            self._copied_blocks.add(destination)
         for sequence in batch.sequences:
             self._write(sequence)
         self.num_tokens_run += batch.num_tokens
@@ -70,6 +78,8 @@ class IntegerRunner:
         assert len(sequence.slot_mapping) == len(sequence.token_ids)
         for offset, (token, slot) in enumerate(zip(sequence.token_ids, sequence.slot_mapping, strict=True)):
             if slot != NO_SLOT:
+                is_blank = self.slots[slot] is None or slot // BLOCK_SIZE in self._copied_blocks
+                assert is_blank or not self._is_poisoning, f"slot {slot} is written over"
                 self.slots[slot] = (token, sequence.start_position + offset)
 
     def _run(self, sequence: ScheduledSequence) -> SequenceResult:
