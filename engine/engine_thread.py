@@ -82,7 +82,7 @@ class EngineThread:
         with self._condition:
             self._is_closing = True
             self._is_draining = drain
-            self._condition.notify()
+            self._condition.notify_all()
         if current_thread() is not self._thread:
             self._thread.join()
 

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from chatkv.engine.batch import Batch, BatchResult
+from chatkv.engine.config import EngineConfig
+from chatkv.engine.engine import Engine
+from chatkv.engine.engine_thread import EngineThread
+from chatkv.engine.errors import EngineClosedError, InvalidRequestError, PromptTooLongError, QueueFullError
+from chatkv.engine.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams
+from harness import prompt
+from integer_runner import EOS_ID, IntegerRunner, naive_answer, new_hasher
+
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+WAIT_S = 20.0
+
+
+class GatedRunner(IntegerRunner):
+    """Runs a step only when the gate is open, and tells when one has begun."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_inside = threading.Event()
+
+    def execute(self, batch: Batch) -> BatchResult:
+        self.is_inside.set()
+        assert self.gate.wait(WAIT_S)
+        return super().execute(batch)
+
+
+class Inbox:
+    """Collects outputs; `until` waits for a condition on them."""
+
+    def __init__(self) -> None:
+        self.outputs: list[RequestOutput] = []
+        self.condition = threading.Condition()
+
+    def __call__(self, output: RequestOutput) -> None:
+        with self.condition:
+            self.outputs.append(output)
+            self.condition.notify_all()
+
+    def until(self, is_met: Callable[[list[RequestOutput]], bool]) -> list[RequestOutput]:
+        with self.condition:
+            assert self.condition.wait_for(lambda: is_met(self.outputs), WAIT_S), self.outputs
+            return list(self.outputs)
+
+    def until_finished(self, num_choices: int = 1) -> list[RequestOutput]:
+        return self.until(lambda outputs: sum(o.finish_reason is not None for o in outputs) == num_choices)
+
+
+@contextmanager
+def running(runner: GatedRunner | None = None, **settings: int) -> Iterator[tuple[EngineThread, GatedRunner]]:
+    runner = runner or GatedRunner(64)
+    config = EngineConfig(
+        **{"max_context_tokens": 512, "num_blocks": 64, "max_num_waiting": 4, "max_num_seqs": 4, **settings},  # type: ignore[arg-type]
+        check_integrity=True,
+    )
+    engine = Engine(config, runner, new_hasher(), None, frozenset({EOS_ID}), poison=runner.poison)
+    thread = EngineThread(engine)
+    try:
+        yield thread, runner
+    finally:
+        runner.gate.set()
+        thread.close()
+
+
+def request(request_id: str, num_tokens: int = 20, sampling: SamplingParams = SHORT, n: int = 1) -> GenerationRequest:
+    return GenerationRequest(request_id, prompt(num_tokens), sampling, n=n)
+
+
+def test_requests_from_many_threads_are_all_answered_right() -> None:
+    with running(max_num_waiting=64) as (thread, _):
+        inboxes = {f"{index}": Inbox() for index in range(12)}
+
+        def submit(name: str) -> None:
+            thread.submit(request(name, 20 + int(name)), inboxes[name])
+
+        clients = [threading.Thread(target=submit, args=(name,)) for name in inboxes]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        for name, inbox in inboxes.items():
+            token_ids = [token for output in inbox.until_finished() for token in output.token_ids]
+            assert token_ids == naive_answer(prompt(20 + int(name)), SHORT, 0, 512)[0]
+        assert thread.is_idle
+
+
+def test_an_idle_engine_uses_no_cpu_and_wakes_for_the_next_request() -> None:
+    with running() as (thread, _):
+        inbox = Inbox()
+        thread.submit(request("a"), inbox)
+        inbox.until_finished()
+        clock = time.pthread_getcpuclockid(thread._thread.ident)
+        settled = time.clock_gettime(clock)
+        threading.Event().wait(0.3)  # no condition to wait for: what is measured is that nothing happens
+        assert time.clock_gettime(clock) - settled < 0.01
+        thread.submit(request("b"), inbox)
+        inbox.until_finished(2)
+
+
+def test_submit_refuses_at_once_what_can_never_run() -> None:
+    with running() as (thread, runner):
+        inbox = Inbox()
+        with pytest.raises(PromptTooLongError):
+            thread.submit(request("a", 512), inbox)
+        with pytest.raises(InvalidRequestError):
+            thread.submit(request("a", n=0), inbox)
+        runner.gate.clear()
+        thread.submit(request("a"), inbox)
+        with pytest.raises(InvalidRequestError, match="in use"):
+            thread.submit(request("a"), inbox)
+        runner.gate.set()
+        inbox.until_finished()
+        assert {output.request_id for output in inbox.outputs} == {"a"}
+
+
+def test_the_queue_bound_counts_what_the_engine_has_not_read_yet() -> None:
+    with running(max_num_waiting=3) as (thread, runner):
+        runner.gate.clear()
+        inbox = Inbox()
+        thread.submit(request("a"), inbox)
+        assert runner.is_inside.wait(WAIT_S)
+        for name in ("b", "c", "d"):
+            thread.submit(request(name), inbox)
+        with pytest.raises(QueueFullError):
+            thread.submit(request("e"), inbox)
+        assert thread.stats().num_waiting >= 3
+        runner.gate.set()
+        inbox.until_finished(4)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_e2_a_cancel_during_a_step_is_done_before_the_next_one(n: int) -> None:
+    with running() as (thread, runner):
+        inbox = Inbox()
+        thread.submit(request("a", 100, LONG, n), inbox)
+        inbox.until(lambda outputs: any(output.token_ids for output in outputs))
+        runner.gate.clear()
+        runner.is_inside.clear()
+        assert runner.is_inside.wait(WAIT_S)
+        num_tokens = runner.num_tokens_run
+        thread.cancel("a")
+        thread.cancel("a")
+        thread.cancel("unknown")
+        runner.gate.set()
+        outputs = inbox.until_finished(n)
+        last = [output for output in outputs if output.finish_reason is not None]
+        assert {output.finish_reason for output in last} == {FinishReason.CANCELLED}
+        assert sorted(output.index for output in last) == list(range(n))
+        assert runner.num_tokens_run - num_tokens <= n, "the step that ran, and none after it"
+        with running_idle(thread):
+            assert thread.stats().num_used == 0
+
+
+@contextmanager
+def running_idle(thread: EngineThread) -> Iterator[None]:
+    """A second request, answered, proves that the engine's figures are newer than what came before."""
+    inbox = Inbox()
+    thread.submit(request("later"), inbox)
+    inbox.until_finished()
+    thread.close(drain=True)
+    yield
+
+
+def test_a_request_cancelled_before_the_engine_reads_it_ends_too() -> None:
+    with running() as (thread, runner):
+        runner.gate.clear()
+        busy, inbox = Inbox(), Inbox()
+        thread.submit(request("busy"), busy)
+        assert runner.is_inside.wait(WAIT_S)
+        thread.submit(request("a"), inbox)
+        thread.cancel("a")
+        runner.gate.set()
+        (output,) = inbox.until_finished()
+        assert output.finish_reason is FinishReason.CANCELLED
+        busy.until_finished()
+
+
+def test_a_listener_that_fails_ends_its_own_request_only(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as (thread, _):
+        inbox = Inbox()
+
+        def broken(output: RequestOutput) -> None:
+            raise RuntimeError("the client is gone")
+
+        thread.submit(request("a", sampling=LONG), broken)
+        thread.submit(request("b"), inbox)
+        inbox.until_finished()
+        thread.close(drain=True)
+        assert thread.is_idle
+        assert thread.stats().num_generated_tokens < 400
+        assert "a listener failed" in caplog.text
+
+
+def test_a_bug_in_the_engine_fails_every_request_and_leaves_a_working_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running() as (thread, runner):
+        runner.gate.clear()
+        first, second = Inbox(), Inbox()
+        thread.submit(request("a", n=2), first)
+        assert runner.is_inside.wait(WAIT_S)
+        thread.submit(request("b"), second)
+        engine_kv = thread.engine.kv
+        monkeypatch.setattr(engine_kv, "publish", lambda sequence: 1 / 0)
+        runner.gate.set()
+        failed = [output for output in first.until_finished(2) if output.finish_reason is not None]
+        assert sorted(output.index for output in failed) == [0, 1]
+        assert all("ZeroDivisionError" in str(output.error) for output in failed)
+        second.until_finished()
+        assert thread.engine.kv is not engine_kv, "the cache starts empty"
+        third = Inbox()
+        thread.submit(request("c"), third)
+        assert third.until_finished()[-1].finish_reason is FinishReason.LENGTH
+        assert "the engine failed" in caplog.text
+
+
+def test_close_cancels_or_lets_requests_end() -> None:
+    for drain, reason in ((False, FinishReason.CANCELLED), (True, FinishReason.LENGTH)):
+        with running() as (thread, runner):
+            runner.gate.clear()
+            inbox = Inbox()
+            thread.submit(request("a"), inbox)
+            assert runner.is_inside.wait(WAIT_S)
+            closer = threading.Thread(target=thread.close, kwargs={"drain": drain})
+            closer.start()
+            with thread._condition:
+                assert thread._condition.wait_for(lambda: thread._is_closing, WAIT_S)
+            with pytest.raises(EngineClosedError):
+                thread.submit(request("b"), inbox)
+            runner.gate.set()
+            closer.join(WAIT_S)
+            assert not closer.is_alive()
+            assert [output.finish_reason for output in inbox.outputs if output.finish_reason] == [reason]
+            assert thread.stats().num_used == 0
+            thread.close()
