@@ -81,7 +81,7 @@ def test_every_mix_of_settings_draws_what_the_specification_draws(row: np.ndarra
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(rows, specs), min_size=2, max_size=6), st.randoms())
 def test_a_row_is_drawn_alike_alone_and_in_any_company(
-    batch: list[tuple[np.ndarray, SampleSpec]], random: object
+    batch: list[tuple[np.ndarray, SampleSpec]], random: Random
 ) -> None:
     logits = torch.from_numpy(np.stack([row for row, _ in batch]))
     alone = [draw(logits[index : index + 1], one)[0] for index, (_, one) in enumerate(batch)]
