@@ -143,7 +143,7 @@ class ChatRoutes:
         return JsonResponse({"chat": self._full(chat)}, status_code=201)
 
     async def turn(self, chat_id: str, request: Request) -> Response:
-        """202 once the message is committed. The reply goes on whoever leaves; with `stream` it ends with this client."""
+        """202 once the message is committed. The reply goes on whoever leaves; with `stream`, it stops then."""
         wanted = await read_model(request, self.service.text_pool, Turn)
         is_root = "parent_id" in wanted.model_fields_set and wanted.parent_id is None
         user, reply = await self.service.replies.start_turn(chat_id, wanted.text, wanted.parent_id, is_root)

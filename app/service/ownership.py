@@ -47,6 +47,17 @@ class ServiceLock:
         self.write_owner({"pid": os.getpid()})
         return True
 
+    def is_free(self) -> bool:
+        """Whether nobody holds it at this moment."""
+        fd = os.open(self.file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
     def acquire_or_attach(self, socket_path: Path, timeout_s: float) -> bool:
         """True: the lock is ours. False: a live service answers on `socket_path`.
 

@@ -50,10 +50,8 @@ def run(is_detached: bool = False, port: int | None = None, make_service: MakeSe
         return 0
     try:
         set_up_logging(paths.log_file, is_foreground=not is_detached)
-        if is_detached:
-            detach(paths.log_file)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        _serve(paths, settings, lock, port, make_service or _real_service)
+        _serve(paths, settings, lock, is_detached, port, make_service or _real_service)
     except UserError as error:
         log.error("%s", error)
         raise
@@ -62,11 +60,15 @@ def run(is_detached: bool = False, port: int | None = None, make_service: MakeSe
     return 0
 
 
-def _serve(paths: Paths, settings: Settings, lock: ServiceLock, port: int | None, make_service: MakeService) -> None:
+def _serve(
+    paths: Paths, settings: Settings, lock: ServiceLock, is_detached: bool, port: int | None, make_service: MakeService
+) -> None:
     # Bound before the slow imports: a client that waits for the socket connects now and is answered in a moment.
     unix_socket = bind_unix(paths.socket_path, lock)
     try:
         tcp_socket, tcp_error = _bind_tcp(settings, port)
+        if is_detached:  # Not before: whoever started us reads the refusals.
+            detach(paths.log_file)
         from .server import run_service, tcp_policy
         from .service import Endpoints
 
