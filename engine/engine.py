@@ -46,13 +46,13 @@ class Engine:
         self._poison = poison
         self._clock = clock
         self._num_arrivals = 0
+        self.counters = EngineCounters()
         self.reset()
 
     def reset(self) -> None:
         """Forgets all requests, without outputs, and all blocks. Also the way out of a broken invariant: losing cached
         data is cheap, wrong data is not."""
         config = self.config
-        self.counters = EngineCounters()
         self.kv = KVCacheManager(config.num_blocks, self._hasher, self._poison)
         self.scheduler = Scheduler(config, self.kv, self.counters)
         self._outputs = OutputProcessor(self._new_text_stream, self._eos_ids, self.max_context_tokens, self._clock)

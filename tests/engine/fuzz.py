@@ -68,6 +68,9 @@ class Fuzz:
         stats = self.engine.stats()
         assert stats.num_used == stats.num_running == stats.num_waiting == 0
         assert not self.answers, "a choice never got its last output"
+        outputs = self.engine._outputs
+        assert not outputs._streams, "a text stream outlives its answer"
+        assert not outputs._reported, "a progress report outlives its request"
         self.seen["preempted"] = stats.num_preemptions
         self.seen["hit"] = stats.num_prefix_hit_tokens
 
