@@ -56,8 +56,8 @@ class Completion:
         for choice in self.choices:
             yield self._chunk(choice.index, {"role": "assistant", "content": ""})
 
-    def add(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """Take one output in; the chunks that a stream sends for it (none while text is held back)."""
+    def add(self, output: RequestOutput) -> None:
+        """Take one output in."""
         choice = self.choices[output.index]
         choice.text += output.text
         choice.token_ids += output.token_ids
@@ -67,14 +67,17 @@ class Completion:
             self._last = output
         if output.finish_reason is FinishReason.CANCELLED:
             self.failure = ApiError(409, "The request was cancelled.", "cancelled")
-            return
-        if output.finish_reason is FinishReason.ERROR:
+        elif output.finish_reason is FinishReason.ERROR:
             self.failure = ApiError(500, output.error or "The engine failed.", "generation_failed")
-            return
+        elif output.finish_reason is not None:
+            choice.finish_reason = output.finish_reason
+
+    def chunks(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """What a stream sends for an output that was just added: nothing while its text is held back."""
+        choice = self.choices[output.index]
         if output.text:
             yield self._chunk(choice.index, {"content": output.text}, logprobs=self._take_logprobs(choice))
-        if output.finish_reason is not None:
-            choice.finish_reason = output.finish_reason
+        if output.finish_reason in _REASONS:
             chunk = self._chunk(choice.index, {}, self._take_logprobs(choice), _REASONS[output.finish_reason])
             yield chunk | (self._debug() if self.is_done else {})
 

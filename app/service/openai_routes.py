@@ -87,7 +87,8 @@ class OpenAiRoutes:
             if not outputs:
                 yield KEEP_ALIVE
             for output in outputs:
-                for chunk in completion.add(output):
+                completion.add(output)
+                for chunk in completion.chunks(output):
                     yield sse_event(chunk)
         self._remember(stream, completion)
         if completion.failure is not None:
@@ -99,9 +100,7 @@ class OpenAiRoutes:
     async def _whole(self, stream: OutputStream, completion: Completion) -> dict[str, Any]:
         while not completion.is_done:
             for output in await stream.next():
-                # The chunks of a whole answer are built and dropped: one accumulator for both forms.
-                for _ in completion.add(output):
-                    pass
+                completion.add(output)
         self._remember(stream, completion)
         if completion.failure is not None:
             raise completion.failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -80,7 +81,14 @@ def _serve(
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             endpoints = replace(endpoints, url=f"http://{host}:{policy.port}")
         asyncio.run(
-            run_service(lambda ready: make_service(paths, settings, ready), endpoints, unix_socket, tcp_socket, policy)
+            run_service(
+                lambda ready: make_service(paths, settings, ready),
+                endpoints,
+                unix_socket,
+                tcp_socket,
+                policy,
+                _stop_on_signals,
+            )
         )
     finally:
         unlink_socket(paths.socket_path, lock)
@@ -99,6 +107,12 @@ def _bind_tcp(settings: Settings, port: int | None) -> tuple[socket.socket | Non
             raise PortTakenError(error.message, error.hint) from error
         log.warning("TCP is off, the unix socket serves: %s", error)
         return None, str(error)
+
+
+def _stop_on_signals(service: Service) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop_wanted.set)
 
 
 def _real_service(paths: Paths, settings: Settings, endpoints: Endpoints) -> Service:

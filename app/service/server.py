@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,13 +68,10 @@ async def run_service(
     unix_socket: socket.socket,
     tcp_socket: socket.socket | None,
     policy: TcpPolicy | None,
-    on_ready: Callable[[], None] = lambda: None,
+    on_ready: Callable[[Service], None] = lambda service: None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT, a stop request or the idle time; then end replies and close everything."""
+    """Serve until `stop_wanted` is set; then end replies and close everything, the sockets last."""
     service = make_service(endpoints)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, service.stop_wanted.set)
     app = create_app(service)
     listeners = [(_Listener(Gate(app, None)), unix_socket)]
     if tcp_socket is not None and policy is not None:
@@ -83,7 +79,7 @@ async def run_service(
     serving = [asyncio.create_task(listener.serve(sockets=[bound])) for listener, bound in listeners]
     service.start()
     log.info("service %d listens on %s and %s", os.getpid(), endpoints.socket, endpoints.url or "no TCP port")
-    on_ready()
+    on_ready(service)
     await service.stop_wanted.wait()
     log.info("stopping")
     await service.stop()
