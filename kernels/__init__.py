@@ -1,1 +1,40 @@
-"""Tensor operations, one backend per device."""
+"""Tensor operations of the decoder: their list, and which backend runs them on a device.
+
+Every operation has its specification in `reference.py` or `reference_attention.py`; a backend is tested against it.
+Backends know tensors only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .backend import Backend
+from .cpu import CpuBackend
+
+__all__ = ["OPERATIONS", "Backend", "Operation", "backend_for"]
+
+
+class Operation(NamedTuple):
+    name: str
+    inputs: str
+    output: str
+
+
+OPERATIONS = (
+    Operation("embedding", "token ids int64 [T], weight [vocab_size, hidden_size] packed", "float32 [T, hidden_size]"),
+    Operation("linear", "float32 [T, K], weight [N, K] as fp, int8 or int4-affine (groups of 32)", "float32 [T, N]"),
+    Operation("rms_norm", "float32 [..., n], weight float32 [n] or [heads, n], eps", "float32 [..., n]"),
+    Operation("rope", "float32 [T, heads, head_dim], cos and sin float32 [T, head_dim / 2]", "same as the input"),
+    Operation("kv_write", "K, V float32 [T, kv_heads, head_dim], slots int64 [T] (negative: skip)", "into the pool"),
+    Operation("paged_attention", "Q float32 [T, heads, head_dim], pool, block tables, scale, window", "same as Q"),
+    Operation("silu_mul", "gate and up side by side, float32 [T, 2 * n]", "float32 [T, n]"),
+    Operation("head", "float32 [samples, hidden_size], norm weight, eps, weight [vocab_size, hidden_size]", "logits"),
+    Operation("sample", "logits float32 [samples, vocab_size], one specification a row", "token ids"),
+)
+
+
+def backend_for(device: str) -> Backend:
+    """The backend that runs on `device` ("cpu"). Raises ValueError for a device that has none."""
+    if device == "cpu":
+        return CpuBackend()
+    raise ValueError(f"no kernels for device {device!r}: this version runs on 'cpu'")

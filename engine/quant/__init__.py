@@ -1,1 +1,1 @@
-"""Weight formats: how each is packed, sized and expanded."""
+"""Weight formats: how each is packed, named, sized and read."""

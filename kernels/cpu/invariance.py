@@ -1,0 +1,49 @@
+"""How many rows a product must have so that each row's bits are its own.
+
+A BLAS picks another inner loop, with another order of summation, for a few rows than for many, and may hand each
+thread a few rows of a larger product. Which row counts are safe depends on the library, the instruction set, the
+number of threads and the shape, so it is measured: a product padded to a multiple of `row_multiple` rows must give
+the rows of a large product, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+CANDIDATES = (1, 2, 4, 8, 16, 32)
+SMALL_ROW_COUNTS = range(1, 65)
+LARGE_ROW_COUNTS = (96, 128, 192, 256, 320, 512)
+
+
+def row_multiple(products: Iterable[Callable[[Tensor], Tensor]], num_columns: Iterable[int]) -> int | None:
+    """The smallest candidate that is safe for all `products` ([T, num_columns] -> [T, n]); None if none is."""
+    unsafe: set[int] = set()
+    for product, width in zip(products, num_columns, strict=True):
+        unsafe |= unsafe_row_counts(product, width)
+    return smallest_safe(unsafe)
+
+
+def smallest_safe(unsafe_counts: set[int]) -> int | None:
+    """The smallest candidate none of whose multiples is in `unsafe_counts`."""
+    return next((m for m in CANDIDATES if not any(count % m == 0 for count in unsafe_counts)), None)
+
+
+def unsafe_row_counts(product: Callable[[Tensor], Tensor], width: int) -> set[int]:
+    """Row counts at which a product's rows differ from those of the largest product tried."""
+    generator = torch.Generator().manual_seed(width)
+    rows = torch.randn(LARGE_ROW_COUNTS[-1], width, generator=generator)
+    # A wide matrix (a head) is multiplied with few rows: those of one step's samples.
+    num_outputs = product(rows[: CANDIDATES[-1]].clone()).shape[-1]
+    largest = 128 if num_outputs * width > 1 << 24 else LARGE_ROW_COUNTS[-1]
+    expected = product(rows[:largest].clone())
+    counts = [*SMALL_ROW_COUNTS, *(count for count in LARGE_ROW_COUNTS if count < largest)]
+    # The last rows of the large product too: a row's place in it must not matter.
+    return {
+        count
+        for count in counts
+        if not torch.equal(product(rows[:count].clone()), expected[:count])
+        or not torch.equal(product(rows[largest - count : largest].clone()), expected[largest - count :])
+    }

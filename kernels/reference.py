@@ -1,0 +1,67 @@
+"""Every operation in plain torch: the specification that backends are tested against.
+
+Written to be read, not to be fast. T is the number of tokens (rows) of a step; rows belong to any mix of sequences.
+Activations are float32. Attention is in `reference_attention.py`, the sampler's maths in `sampling_reference.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .weights import INT4_ZERO_POINT, FpWeight, Int4Weight, Int8Weight, Weight
+
+
+def dequantise(weight: Weight) -> Tensor:
+    """float32 [num_rows, num_columns]; each product and sum rounded to float32, as GGUF defines it."""
+    match weight:
+        case FpWeight(values):
+            return values.float()
+        case Int8Weight(quanta, scales):
+            return (quanta.float() * scales.float().unsqueeze(-1)).flatten(1)
+        case Int4Weight(quanta, scales, minimums):
+            columns = torch.cat((quanta & 0x0F, quanta >> 4), dim=-1)
+            scale = scales.float().unsqueeze(-1)
+            if minimums is None:
+                return (scale * (columns.to(torch.int8) - INT4_ZERO_POINT).float()).flatten(1)
+            return (scale * columns.float() + minimums.float().unsqueeze(-1)).flatten(1)
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """[T, num_columns] -> [T, num_rows]: x times the transposed weight, plus bias [num_rows]."""
+    y = x @ dequantise(weight).T
+    return y if bias is None else y + bias
+
+
+def embedding(token_ids: Tensor, weight: Weight) -> Tensor:
+    """int64 [T] -> float32 [T, hidden_size]: rows of the table."""
+    return dequantise(weight)[token_ids]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., n] -> same: x / sqrt(mean(x^2) + eps) * weight, over the last dimension (arXiv:1910.07467).
+
+    QK-norm is this over head_dim: x [T, num_heads, head_dim], weight [head_dim] or [num_heads, head_dim].
+    """
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[T, num_heads, head_dim] rotated by its position (arXiv:2104.09864); halves paired as (i, i + head_dim / 2).
+
+    cos, sin: [T, head_dim / 2], the attention factor of the scaling scheme included.
+    """
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 * n] -> [T, n]: silu of the first half times the second (arXiv:2002.05202)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def head(hidden: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
+    """[num_samples, hidden_size] -> float32 logits [num_samples, vocab_size], for the rows that are sampled only."""
+    return linear(rms_norm(hidden, norm_weight, eps), weight)

@@ -1,0 +1,70 @@
+"""Attention over block tables, in plain torch: the specification of the paged operations.
+
+`kv`: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], K at index 0 and V at 1, any strides.
+A sequence's position p lives in block `block_table[p // block_size]` at offset p % block_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """The rows of one sequence in a step. Rows of a step are laid out sequence after sequence."""
+
+    num_rows: int
+    start_position: int
+    """Absolute position of the first row; the rest follow."""
+    block_table: Sequence[int]
+    """Blocks of positions 0 .. start_position + num_rows - 1, in order."""
+
+    @property
+    def end_position(self) -> int:
+        return self.start_position + self.num_rows
+
+
+def kv_write(kv: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Store keys and values [T, num_kv_heads, head_dim] at `slots` (int64 [T]: block * block_size + offset).
+
+    A negative slot is skipped. Keys come after RoPE.
+    """
+    block_size = kv.shape[4]
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            kv[slot // block_size, layer, 0, :, slot % block_size] = keys[row]
+            kv[slot // block_size, layer, 1, :, slot % block_size] = values[row]
+
+
+def paged_attention(
+    queries: Tensor,
+    kv: Tensor,
+    layer: int,
+    sequences: Sequence[SequenceSpan],
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """float32 [T, num_heads, head_dim] -> same. Row at position p sees positions p - window + 1 .. p of its sequence.
+
+    K and V are read as stored in the blocks, the step's own rows too (written before). Query head h reads KV head
+    h // (num_heads / num_kv_heads).
+    """
+    outputs = []
+    row = 0
+    for span in sequences:
+        stored = kv[list(span.block_table), layer].float()
+        keys, values = (stored[:, i].transpose(1, 2).flatten(0, 1)[: span.end_position] for i in (0, 1))
+        group = queries.shape[1] // keys.shape[1]
+        keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", queries[row : row + span.num_rows] * scale, keys)
+        query_positions = torch.arange(span.start_position, span.end_position).unsqueeze(1)
+        distance = query_positions - torch.arange(span.end_position)
+        is_hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        weights = torch.softmax(scores.masked_fill(is_hidden, float("-inf")), dim=-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, values))
+        row += span.num_rows
+    return torch.cat(outputs)
