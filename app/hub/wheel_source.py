@@ -21,7 +21,10 @@ from .specs import WheelSpec
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
 _REACHED = re.compile(r"^\s*(Downloading|Using cached|Saved|Processing|File was already downloaded|Obtaining) ")
-_ASKING = re.compile(r"^\s*Collecting ")
+_ANSWERED = re.compile(r"^\s*Collecting ")
+"""pip says so when the index has answered; the file itself is asked for next."""
+_STARTUP_S = 1.0
+"""What pip may take before it asks anybody."""
 _SIZE = re.compile(r"^\s*Downloading .*\(([\d.]+) ([kMG]?B)\)")
 _UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -68,7 +71,7 @@ class _Pip:
         self.job = job
         self.total_bytes = 0
         self.is_reached = False
-        self.asked_at: float | None = None
+        self.asked_at = time.monotonic() + _STARTUP_S
         self.errors: list[str] = []
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
         # TMPDIR: pip's growing file must lie where we can watch it, and on the disk whose space was checked.
@@ -121,7 +124,7 @@ class _Pip:
         self.lines.put(None)
 
     def _note(self, line: str) -> None:
-        if _ASKING.match(line):
+        if _ANSWERED.match(line):
             self.asked_at = time.monotonic()
         if _REACHED.match(line):
             self.is_reached = True
@@ -132,7 +135,7 @@ class _Pip:
 
     def _check_reach(self, line: str) -> None:
         """pip is patient by default (five retries, minutes); while another source waits, it is not given that time."""
-        if self.is_reached or self.job.is_last or self.asked_at is None:
+        if self.is_reached or self.job.is_last:
             return
         if "after connection broken by" in line:
             raise SourceFailed(f"the package index cannot be reached ({_cause(line)})")
