@@ -1,0 +1,84 @@
+"""All keys in one place. Each has an id, so that the settings can move it.
+
+Not used on purpose: what terminals, tmux or screen keep (^A ^B ^S, ^H ^I ^M ^[, ^\\, Alt+digit, F10, F11). Each action
+is also in the palette and, where it makes sense, a slash command: nothing depends on a key getting through.
+"""
+
+from __future__ import annotations
+
+from textual.binding import Binding, BindingType
+
+
+def _key(keys: str, action: str, what: str, id: str, *, priority: bool = False) -> Binding:
+    return Binding(keys, action, what, show=False, id=id, priority=priority)
+
+
+MAIN_BINDINGS: list[BindingType] = [
+    _key("escape", "escape", "Stop this chat's reply, else close what is open, else change focus", "main.escape"),
+    _key("ctrl+c", "interrupt", "Copy the selection, else stop, else twice to quit", "main.interrupt", priority=True),
+    _key("ctrl+o", "chats", "Chats and search", "main.chats"),
+    _key("ctrl+n", "new_chat", "New chat", "main.new"),
+    _key("f1", "help", "Help", "main.help"),
+    _key("f2", "chat_settings", "Settings of this chat", "main.settings"),
+    _key("f3", "models", "Models", "main.models"),
+    _key("f4", "cache", "KV cache", "main.cache"),
+    _key("f5", "regenerate", "Another answer", "main.regenerate"),
+    _key("f6", "toggle_list", "Show or hide the chat list", "main.pane"),
+    _key("f7", "continue_reply", "Continue a stopped reply", "main.continue"),
+    _key("alt+up", "move_mark(-1)", "Mark the message before", "main.mark-up"),
+    _key("alt+down", "move_mark(1)", "Mark the message after", "main.mark-down"),
+    _key("alt+pageup", "live_chat(-1)", "Previous live chat", "main.live-previous"),
+    _key("alt+pagedown", "live_chat(1)", "Next live chat", "main.live-next"),
+    _key("pageup", "scroll_transcript(-1)", "Scroll up", "main.page-up"),
+    _key("pagedown", "scroll_transcript(1)", "Scroll down", "main.page-down"),
+    _key("ctrl+q", "quit", "Quit", "main.quit", priority=True),
+]
+
+TRANSCRIPT_BINDINGS: list[BindingType] = [
+    _key("k,up", "scroll_line(-1)", "Up", "transcript.up"),
+    _key("j,down", "scroll_line(1)", "Down", "transcript.down"),
+    _key("pageup", "scroll_page(-1)", "Page up", "transcript.page-up"),
+    _key("pagedown", "scroll_page(1)", "Page down", "transcript.page-down"),
+    _key("home", "home", "To the start", "transcript.home"),
+    _key("end", "follow", "To the end, and follow", "transcript.end"),
+    _key("c", "screen.copy_message", "Copy the message", "transcript.copy"),
+    _key("C", "screen.copy_code", "Copy the code block (again: the one before)", "transcript.copy-code"),
+    _key("e", "screen.edit_message", "Edit and send again, as a branch", "transcript.edit"),
+    _key("r", "screen.regenerate", "Another answer, as a branch", "transcript.regenerate"),
+    _key("b", "screen.fork", "Fork the chat here", "transcript.fork"),
+    _key("[", "screen.branch(-1)", "Branch before", "transcript.branch-previous"),
+    _key("]", "screen.branch(1)", "Branch after", "transcript.branch-next"),
+    _key("u", "screen.undo_delete", "Undo the last delete", "transcript.undo"),
+]
+
+CHAT_LIST_BINDINGS: list[BindingType] = [
+    _key("k,up", "move(-1)", "Up", "list.up"),
+    _key("j,down", "move(1)", "Down", "list.down"),
+    _key("pageup", "move(-10)", "Page up", "list.page-up"),
+    _key("pagedown", "move(10)", "Page down", "list.page-down"),
+    _key("home", "move(-100000)", "First", "list.home"),
+    _key("end", "move(100000)", "Last", "list.end"),
+    _key("enter", "choose", "Open", "list.open"),
+    _key("r", "screen.rename", "Rename", "list.rename"),
+    _key("d,delete", "screen.delete_chat", "Delete (u brings it back)", "list.delete"),
+    _key("u", "screen.undo_delete", "Undo the last delete", "list.undo"),
+    _key("p", "screen.pin", "Pin or unpin", "list.pin"),
+    _key("/", "screen.search", "Search", "list.search"),
+]
+
+COMPOSER_BINDINGS: list[BindingType] = [
+    _key("ctrl+g", "open_editor", "Write in $EDITOR", "composer.editor"),
+    _key("pageup", "screen.scroll_transcript(-1)", "Scroll the conversation up", "composer.page-up"),
+    _key("pagedown", "screen.scroll_transcript(1)", "Scroll the conversation down", "composer.page-down"),
+    _key("f6", "screen.toggle_list", "Show or hide the chat list", "composer.pane"),
+    _key("f7", "screen.continue_reply", "Continue a stopped reply", "composer.continue"),
+    _key("ctrl+c", "screen.interrupt", "Copy the selection, else stop, else twice to quit", "composer.interrupt"),
+]
+
+COMPOSER_KEYS = (
+    ("enter", "Send (queued while a reply is being written)"),
+    ("ctrl+j", "New line; also Shift+Enter, or \\ then Enter"),
+    ("up / down", "Earlier prompts, at the first and last line"),
+    ("tab", "Complete a /command"),
+)
+"""Keys that the composer handles itself, for the help."""

@@ -1,0 +1,1 @@
+"""Text to lines: pure functions, without Textual and without I/O."""

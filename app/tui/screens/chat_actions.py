@@ -1,0 +1,159 @@
+"""Actions on chats: open, new, rename, pin, delete and undo, search, models, settings, help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from textual.widgets import Input
+
+from ..records import ChatSummary, SearchHit
+from .desk import Desk
+
+SEARCH_DELAY_S = 0.2
+
+
+class ChatActions(Desk):
+    hits: tuple[SearchHit, ...] = ()
+    _deleted: list[ChatSummary]
+    """Newest last, for undo."""
+
+    def action_new_chat(self) -> None:
+        self.keep_composed()
+        self.session.begin_new()
+        self.show_conversation()
+        self.close_list()
+        self.composer.focus()
+
+    def action_chats(self) -> None:
+        """Show the list and go to it; again: back to the composer."""
+        if self.chat_list.has_focus:
+            self.close_list()
+            self.composer.focus()
+            return
+        self.open_list()
+        self.chat_list.focus()
+
+    def action_toggle_list(self) -> None:
+        if self.has_class("-list-open") or (self.has_class("-wide") and not self.has_class("-list-hidden")):
+            self.close_list(is_hidden=True)
+            self.composer.focus()
+        else:
+            self.open_list()
+
+    def action_search(self) -> None:
+        self.open_list()
+        self.query_one("#search", Input).focus()
+
+    def action_search_for(self, argument: str = "") -> None:
+        self.action_search()
+        self.query_one("#search", Input).value = argument
+
+    def action_rename(self) -> None:
+        chat = self.chosen_chat
+        if chat is None:
+            self.say("This chat is empty; write something first.")
+            return
+        from .rename import RenameScreen
+
+        def renamed(title: str | None) -> None:
+            if title:
+                self.do(self._rename(chat, title))
+
+        self.app.push_screen(RenameScreen(chat.title), renamed)
+
+    def action_rename_to(self, argument: str = "") -> None:
+        if argument and self.chosen_chat is not None:
+            self.do(self._rename(self.chosen_chat, argument))
+        else:
+            self.action_rename()
+
+    def action_pin(self) -> None:
+        if self.chosen_chat is not None:
+            self.do(self._pin(self.chosen_chat))
+
+    def action_delete_chat(self) -> None:
+        if self.chosen_chat is not None:
+            self.do(self._delete(self.chosen_chat))
+        else:
+            self.say("This chat is empty.")
+
+    def action_undo_delete(self) -> None:
+        if self._deleted:
+            self.do(self._restore(self._deleted.pop()))
+        else:
+            self.say("Nothing to undo. Deleted chats stay in the trash for 30 days.")
+
+    def action_live_chat(self, step: int) -> None:
+        """Go to the next chat that is being written."""
+        ids = [chat.id for chat in sorted(self.board.chats.values(), key=lambda c: -c.updated_at)]
+        live = [chat_id for chat_id in ids if chat_id in self.board.live]
+        if not live:
+            self.say("No chat is being written.")
+            return
+        current = self.session.chat_id
+        position = live.index(current) + step if current in live else 0
+        self.open(live[position % len(live)])
+
+    def open(self, chat_id: str, message_id: str | None = None) -> None:
+        self.keep_composed()
+        self.do(self._open(chat_id, message_id))
+
+    @property
+    def chosen_chat(self) -> ChatSummary | None:
+        """The chat under the bar when the list has the focus, else the open one."""
+        if self.chat_list.has_focus:
+            return self.board.chats.get(self.chat_list.highlighted_chat_id or "")
+        return self.session.summary
+
+    def open_list(self) -> None:
+        self.remove_class("-list-hidden")
+        if not self.has_class("-wide"):
+            self.add_class("-list-open")
+        self.show_list()
+
+    def close_list(self, *, is_hidden: bool = False) -> None:
+        self.remove_class("-list-open")
+        self.set_class(is_hidden and self.has_class("-wide"), "-list-hidden")
+
+    def keep_composed(self) -> None:
+        """Remember what stands in the composer before another chat comes in."""
+        raise NotImplementedError
+
+    async def _open(self, chat_id: str, message_id: str | None) -> None:
+        await self.session.open_chat(chat_id)
+        self.close_list()
+        self.show_conversation()
+        self.composer.focus()
+        if message_id is not None and self.transcript.mark_message(message_id):
+            self.transcript.focus()
+
+    async def _rename(self, chat: ChatSummary, title: str) -> None:
+        await self.session.service.update_chat(chat.id, {"title": title})
+        self.board.put_chat(replace(self.board.chats.get(chat.id, chat), title=title))
+        self.show_list()
+
+    async def _pin(self, chat: ChatSummary) -> None:
+        await self.session.service.update_chat(chat.id, {"is_pinned": not chat.is_pinned})
+        self.board.put_chat(replace(self.board.chats.get(chat.id, chat), is_pinned=not chat.is_pinned))
+        self.show_list()
+
+    async def _delete(self, chat: ChatSummary) -> None:
+        await self.session.service.delete_chat(chat.id)
+        self._deleted.append(chat)
+        self.board.drop_chat(chat.id)
+        if self.session.chat_id == chat.id:
+            self.session.begin_new()
+            self.show_conversation()
+        self.show_list()
+        self.say(f"Deleted “{chat.shown_title}”. u or /undo brings it back (30 days).")
+
+    async def _restore(self, chat: ChatSummary) -> None:
+        await self.session.service.restore_chat(chat.id)
+        self.board.put_chat(replace(chat, state="idle"))
+        await self._open(chat.id, None)
+        self.say(f"“{chat.shown_title}” is back.")
+
+    async def search_messages(self, query: str) -> None:
+        found = await self.session.service.search(query) if query.strip() else []
+        self.hits = tuple(SearchHit.from_json(hit) for hit in found)
+        self.show_list()

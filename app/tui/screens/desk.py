@@ -1,0 +1,67 @@
+"""What the parts of the main screen share: the session, the widgets, and calls to the service that may fail."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from textual.screen import Screen
+
+from ..board import Board
+from ..ports import RefusedError, ServiceLostError
+from ..render.palette import Palette
+from ..session import Session
+from ..widgets.chat_list import ChatList
+from ..widgets.composer import Composer
+from ..widgets.transcript import Transcript
+
+LOST_TEXT = "The service does not answer. Nothing you typed is lost; try again when it is back."
+
+
+class Desk(Screen[None]):
+    def __init__(self, session: Session, palette: Palette, state_dir: Path | None):
+        super().__init__()
+        self.session = session
+        self.palette = palette
+        self.state_dir = state_dir
+
+    @property
+    def board(self) -> Board:
+        return self.session.board
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def composer(self) -> Composer:
+        return self.query_one(Composer)
+
+    @property
+    def chat_list(self) -> ChatList:
+        return self.query_one(ChatList)
+
+    def say(self, text: str, *, tone: str = "information", title: str = "", timeout: float = 5) -> None:
+        """A toast; the text is never read as markup."""
+        severity = {"warning": "warning", "error": "error"}.get(tone, "information")
+        self.notify(text, title=title, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a call to the service in the background; a refusal becomes a toast, never a trace."""
+        self.run_worker(self._guarded(work), group="calls", exit_on_error=False)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except RefusedError as error:
+            self.say(f"{error.message}\n{error.hint}".strip(), tone="error", timeout=10)
+        except ServiceLostError:
+            self.say(LOST_TEXT, tone="warning")
+
+    def show_conversation(self, *, keep_position: bool = False) -> None:
+        """Draw the open chat again from the session."""
+        raise NotImplementedError
+
+    def show_list(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,75 @@
+"""Help: the keys of the pane in focus first, then those of the screen, then the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.text import Text
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.widget import Widget
+from textual.widgets import Static
+
+from ..bindings import MAIN_BINDINGS
+from ..commands import COMMANDS
+from ..render.width import fit
+from ..widgets.chat_list import ChatList
+from ..widgets.composer import Composer
+from ..widgets.transcript import Transcript
+from .sheet import Sheet
+
+NAMES = {"Composer": "Composer", "Transcript": "Conversation", "ChatList": "Chats"}
+
+
+class HelpScreen(Sheet[None]):
+    sheet_title = "Help"
+    sheet_keys = "arrows scroll · Esc closes"
+
+    def __init__(self, focused: Widget | None):
+        super().__init__()
+        self._focused = focused
+
+    def contents(self) -> Iterable[Widget]:
+        with VerticalScroll() as scroll:
+            scroll.can_focus = True
+            yield Static(self._text(), id="body-text")
+
+    def _text(self) -> Text:
+        text = Text()
+        keymap = self.app._keymap
+        panes: list[type[Widget]] = [Composer, Transcript, ChatList]
+        panes.sort(key=lambda pane: not isinstance(self._focused, pane))
+        for pane in panes[:1]:
+            _section(text, pane, keymap)
+        text.append("\nEverywhere\n", "bold")
+        _keys(text, MAIN_BINDINGS, keymap)
+        _key(text, "ctrl+p", "All commands")
+        for pane in panes[1:]:
+            text.append("\n")
+            _section(text, pane, keymap)
+        text.append("\nCommands\n", "bold")
+        for command in COMMANDS:
+            _key(text, f"/{command.name} {command.argument}".strip(), command.what)
+        return text
+
+
+def _section(text: Text, pane: type[Widget], keymap: object) -> None:
+    from ..bindings import COMPOSER_KEYS
+
+    text.append(f"{NAMES[pane.__name__]}\n", "bold")
+    text.append(f"{pane.HELP}\n", "italic")
+    if pane is Composer:
+        for keys, what in COMPOSER_KEYS:
+            _key(text, keys, what)
+    _keys(text, pane.__dict__["BINDINGS"], keymap)
+
+
+def _keys(text: Text, bindings: Iterable[object], keymap: object) -> None:
+    moved = keymap if isinstance(keymap, dict) else {}
+    for binding in bindings:
+        if isinstance(binding, Binding):
+            _key(text, moved.get(binding.id, binding.key).replace(",", ", "), binding.description)
+
+
+def _key(text: Text, keys: str, what: str) -> None:
+    text.append(f"  {fit(keys, 22)}", "bold").append(f" {what}\n")
