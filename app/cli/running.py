@@ -1,0 +1,28 @@
+"""One client for the length of one command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from chatkv.app.client import Client
+from chatkv.app.paths import Paths
+
+Result = TypeVar("Result")
+
+
+def with_client(use: Callable[[Client], Awaitable[Result]], *, start: bool = True) -> Result:
+    """Run `use` with a connected client; `start` brings the service up if none runs.
+
+    Raises:
+        UserError: the service refused, could not start, or does not run.
+    """
+
+    async def run() -> Result:
+        async with Client(Paths.from_env()) as client:
+            if start:
+                await client.ensure_service()
+            return await use(client)
+
+    return asyncio.run(run())

@@ -1,0 +1,93 @@
+"""`chatkv serve`, `stop`, `status`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from chatkv.app.client import Client, ServiceLostError
+from chatkv.app.errors import UserError
+from chatkv.app.hub.reports import human_bytes
+from chatkv.app.paths import Paths
+
+from .output import show
+from .running import with_client
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="A loopback address.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; 0 picks a free one.", min=0, max=65535)] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Load this one.")] = None,
+    no_key: Annotated[bool, typer.Option("--no-key", help="TCP without a key, for editors without a field.")] = False,
+    any_model: Annotated[bool, typer.Option("--any-model", help="Answer unknown model names too.")] = False,
+) -> None:
+    """Run the service in the foreground until Ctrl-C."""
+    wanted = {"HOST": host, "MODEL": model, "NO_KEY": no_key or None, "ANY_MODEL": any_model or None}
+    environment = {f"CHATKV_{name}": str(value) for name, value in wanted.items() if value is not None}
+    command = [sys.executable, "-m", "chatkv.app.service", *(["--port", str(port)] if port is not None else [])]
+    os.execve(sys.executable, command, {**os.environ, **environment})
+
+
+def stop() -> None:
+    """Stop the service. Running replies are kept as stopped and can be continued."""
+
+    async def ask(client: Client) -> str:
+        try:
+            has_stopped = await client.stop()
+        except ServiceLostError:
+            return "No service runs."
+        if not has_stopped:
+            raise UserError("The service was told to stop but still runs.", "See chatkv status for its log and pid.")
+        return "The service has stopped."
+
+    print(with_client(ask, start=False))
+
+
+def status(as_json: Annotated[bool, typer.Option("--json", help="Everything, for scripts.")] = False) -> None:
+    """Say what runs, where it listens and where everything lies."""
+    found = with_client(_read_status, start=False)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, value in _lines(found):
+        print(show(f"{name:<12} {value}"))
+
+
+async def _read_status(client: Client) -> dict[str, Any]:
+    try:
+        return {"running": True, **await client.status()}
+    except ServiceLostError:
+        paths = Paths.from_env()
+        return {
+            "running": False,
+            "socket": str(paths.socket_path),
+            "key_file": str(paths.key_file),
+            "settings_file": str(paths.settings_file),
+            "log_file": str(paths.log_file),
+            "home": {"data": str(paths.data_dir), "cache": str(paths.cache_dir), "models": str(paths.models_dir)},
+        }
+
+
+def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = [("service", f"running, pid {found['pid']}" if found["running"] else "not running")]
+    if found["running"]:
+        model = found["model"]
+        device = found["tiers"].get("device") or {}
+        lines += [
+            ("version", found["version"]),
+            ("model", f"{model['name'] or 'none'} ({model['state'].replace('_', ' ')})"),
+            ("device", found["device"]),
+            ("requests", f"{found['num_running']} running, {found['num_waiting']} waiting"),
+        ]
+        if device:
+            size = human_bytes(device["num_blocks"] * device["block_bytes"])
+            used = f"{device['num_used_blocks']:,} in use and {device['num_cached_blocks']:,} cached"
+            lines.append(("KV blocks", f"{used} of {device['num_blocks']:,} ({size})"))
+        lines.append(("URL", found["url"] or f"off: {found['tcp_error'] or 'by setting'}"))
+    lines += [(name.removesuffix("_file"), str(found[name])) for name in ("socket", "key_file")]
+    lines += [(name.removesuffix("_file"), str(found[name])) for name in ("settings_file", "log_file")]
+    lines += [(kind, found["home"][kind]) for kind in ("models", "data", "cache")]
+    return lines
