@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from chatkv.app.client import Client
 from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
-from chatkv.app.settings import load_settings
 
 from .chats import find_chat
 from .output import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_LENGTH, EXIT_OK, is_terminal, say, show
 from .running import with_client
+
+if TYPE_CHECKING:
+    from chatkv.app.client import Client
 
 
 def ask(
@@ -70,6 +71,8 @@ async def _require_model(client: Client, model: str | None) -> None:
     rows = await client.list_models()
     if any(row["installed"] for row in rows if model in (None, row["name"])):
         return
+    from chatkv.app.settings import load_settings
+
     names = {row["name"]: row for row in rows}
     wanted = model or load_settings(client.paths).model
     if wanted not in names:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from chatkv.app.client import Client
 from chatkv.app.errors import UserError
 
 from .output import human_age, print_table, show
 from .running import with_client
+
+if TYPE_CHECKING:
+    from chatkv.app.client import Client
 
 app = typer.Typer(help="Your conversations.", no_args_is_help=False)
 

@@ -6,15 +6,17 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from chatkv.app.client import Client
 from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
 
 from .output import print_table, say
 from .running import with_client
+
+if TYPE_CHECKING:
+    from chatkv.app.client import Client
 
 POLL_S = 0.1
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from chatkv.app.client import Client
 from chatkv.app.paths import Paths
+
+if TYPE_CHECKING:
+    from chatkv.app.client import Client
 
 Result = TypeVar("Result")
 
@@ -18,6 +20,9 @@ def with_client(use: Callable[[Client], Awaitable[Result]], *, start: bool = Tru
     Raises:
         UserError: the service refused, could not start, or does not run.
     """
+
+    # Here, not above: the terminal app starts through this package and paints before it talks.
+    from chatkv.app.client import Client
 
     async def run() -> Result:
         async with Client(Paths.from_env()) as client:

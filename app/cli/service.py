@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from chatkv.app.client import Client, ServiceLostError
 from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
 from chatkv.app.paths import Paths
 
 from .output import show
 from .running import with_client
+
+if TYPE_CHECKING:
+    from chatkv.app.client import Client
 
 
 def serve(
@@ -33,6 +35,8 @@ def serve(
 
 def stop() -> None:
     """Stop the service. Running replies are kept as stopped and can be continued."""
+
+    from chatkv.app.client import ServiceLostError
 
     async def ask(client: Client) -> str:
         try:
@@ -57,6 +61,8 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Everything, for
 
 
 async def _read_status(client: Client) -> dict[str, Any]:
+    from chatkv.app.client import ServiceLostError
+
     try:
         return {"running": True, **await client.status()}
     except ServiceLostError:
