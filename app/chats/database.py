@@ -43,8 +43,11 @@ class ChatDatabase:
         return cls(None, now, _configured(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)))
 
     @classmethod
-    def on_disk(cls, path: Path, now: Callable[[], float]) -> ChatDatabase:
+    def on_disk(cls, path: Path, now: Callable[[], float], is_alone: bool = False) -> ChatDatabase:
         """Open or create the file, 0600; SQLite gives its -wal and -shm the same mode.
+
+        Args:
+            is_alone: do without the -shm file, which shuts other connections out.
 
         Raises:
             sqlite3.Error: it cannot be opened or is no database.
@@ -53,6 +56,8 @@ class ChatDatabase:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
             _configured(connection)
+            if is_alone:
+                connection.execute("pragma locking_mode = exclusive").fetchone()
             connection.execute(f"pragma page_size = {PAGE_SIZE}")  # Heeded only by a new file.
             connection.execute("pragma journal_mode = wal").fetchone()
         except BaseException:
@@ -68,7 +73,14 @@ class ChatDatabase:
         return (PRIVATE_PREFIX if self.is_private else "") + secrets.token_hex(12)
 
     def rows(self, query: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[dict[str, Any]]:
-        return list(self.sql.query(query, parameters))
+        return list(self.each(query, parameters))
+
+    def each(self, query: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> Iterator[dict[str, Any]]:
+        """Rows as they are read. Not by `Database.query`: its savepoint stays open when damage ends the reading."""
+        cursor = self.sql.execute(query, parameters)
+        names = [column[0] for column in cursor.description]
+        for row in cursor:
+            yield dict(zip(names, row, strict=True))
 
     def row(self, query: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> dict[str, Any] | None:
         return next(iter(self.rows(query, parameters)), None)

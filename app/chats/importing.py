@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ def import_json(db: ChatDatabase, text: str) -> ImportResult:
 def _insert(db: ChatDatabase, source: dict[str, Any], messages: list[dict[str, Any]], hashes: dict[str, bytes]) -> str:
     """Row ids are made anew: the same ids may be here with other text."""
     chat_id, new_ids = db.new_id(), {message["id"]: db.new_id() for message in messages}
-    created_at = _number(source.get("created_at"), db.now())
+    created_at = db.now() if source["created_at"] is None else source["created_at"]
     db.sql.table("chats").insert(
         {
             "id": chat_id,
@@ -49,11 +50,11 @@ def _insert(db: ChatDatabase, source: dict[str, Any], messages: list[dict[str, A
             "model": source["model"],
             "settings": dump_settings(source["settings"]),
             "draft": source["draft"],
-            "is_pinned": int(source.get("is_pinned") is True),
-            "tip_id": new_ids.get(source.get("tip_id"), next(reversed(new_ids.values()), None)),
-            "context_start_id": new_ids.get(source.get("context_start_id")),
+            "is_pinned": int(source["is_pinned"]),
+            "tip_id": new_ids.get(source["tip_id"], next(reversed(new_ids.values()), None)),
+            "context_start_id": new_ids.get(source["context_start_id"]),
             "created_at": created_at,
-            "updated_at": _number(source.get("updated_at"), created_at),
+            "updated_at": created_at if source["updated_at"] is None else source["updated_at"],
         }
     )
     places: dict[str, tuple[int, int]] = {}
@@ -70,7 +71,7 @@ def _insert(db: ChatDatabase, source: dict[str, Any], messages: list[dict[str, A
                 "content": message["content"],
                 "status": message["status"],
                 "error": message["error"],
-                "created_at": _number(message.get("created_at"), created_at),
+                "created_at": created_at if message["created_at"] is None else message["created_at"],
                 "model": message["model"],
                 "num_tokens": message["num_tokens"],
                 "num_path_tokens": num_path_tokens + message["num_tokens"],
@@ -116,6 +117,11 @@ def _parsed(text: str) -> dict[str, Any]:
             "model": _optional(chat.get("model")),
             "draft": _string(chat.get("draft", "")),
             "settings": ChatSettings.from_json(chat),
+            "is_pinned": chat.get("is_pinned") is True,
+            "tip_id": _optional(chat.get("tip_id")),
+            "context_start_id": _optional(chat.get("context_start_id")),
+            "created_at": _seconds(chat.get("created_at")),
+            "updated_at": _seconds(chat.get("updated_at")),
         }
         messages = [_checked(message) for message in document["messages"]]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -136,7 +142,8 @@ def _checked(message: dict[str, Any]) -> dict[str, Any]:
         "status": (MessageStatus.STOPPED if status is MessageStatus.INCOMPLETE else status).value,
         "error": _optional(message.get("error")),
         "model": _optional(message.get("model")),
-        "num_tokens": int(message.get("num_tokens", 0)),
+        "created_at": _seconds(message.get("created_at")),
+        "num_tokens": _count(message.get("num_tokens", 0)),
         "stats": None if message.get("stats") is None else ReplyStats.from_json(message["stats"]),
         "token_ids": {_string(name): pack_ids(ids) for name, ids in message.get("token_ids", {}).items()},
     }
@@ -155,7 +162,10 @@ def _parents_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ordered += waiting.pop(message["id"], [])
     if waiting or len({message["id"] for message in ordered}) != len(messages):
         raise ImportRefusedError("This export is damaged: its messages do not form a tree.", "Export the chat again.")
-    return ordered
+    # The order of the file is the order of writing, if only parents come before children in it.
+    place = {message["id"]: number for number, message in enumerate(messages)}
+    is_sorted = all(place[message["parent_id"]] < place[message["id"]] for message in messages if message["parent_id"])
+    return messages if is_sorted else ordered
 
 
 def _string(value: object) -> str:
@@ -168,5 +178,15 @@ def _optional(value: object) -> str | None:
     return None if value is None else _string(value)
 
 
-def _number(value: object, default: float) -> float:
-    return float(value) if isinstance(value, int | float) else default
+def _count(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < 2**31:
+        raise ValueError(f"expected a number of tokens, found {value!r:.80}")
+    return int(value)
+
+
+def _seconds(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"expected a time in seconds, found {value!r:.80}")
+    return float(value)

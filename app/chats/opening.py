@@ -8,12 +8,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import rowcheck, salvage, schema, turns
 from .database import BUSY_TIMEOUT_S, ChatDatabase
-from .errors import NewerStoreError, StoreBusyError, as_user_error, is_corruption
+from .errors import NewerStoreError, StoreBusyError, as_user_error, is_corruption, primary_code
 from .records import SalvageReport
 
 log = logging.getLogger(__name__)
@@ -59,17 +59,25 @@ class StoreLock:
 def open_store(path: Path, now: Callable[[], float]) -> Opened:
     """Open, upgrade and check the file; what is damaged is salvaged."""
     salvage.finish_swap(path)
-    report: SalvageReport | None = None
     try:
-        db = _open_sound(path, now)
+        return _bring_up(path, now)
     except sqlite3.DatabaseError as error:
         if as_user_error(error):
             raise
         report = salvage.rebuild(path, now, str(error))
-        db = _open_sound(path, now)
+    return replace(_bring_up(path, now), report=report)
+
+
+def _bring_up(path: Path, now: Callable[[], float]) -> Opened:
+    """
+    Raises:
+        sqlite3.DatabaseError: the file is damaged, or cannot be opened.
+    """
+    db = _open_sound(path, now)
+    report: SalvageReport | None = None
+    num_recovered = 0
     try:
-        if report is None:
-            report = _check_rows(db)
+        report = _check_rows(db)
         num_recovered = turns.recover_incomplete(db)
         _mark(db, is_open=True)
     except sqlite3.Error as error:
@@ -78,7 +86,6 @@ def open_store(path: Path, now: Callable[[], float]) -> Opened:
             db.close()
             raise
         log.warning("the chat database was opened without being able to write: %s", error)
-        num_recovered = 0
     return Opened(db, report, num_recovered)
 
 
@@ -98,12 +105,13 @@ def mend(db: ChatDatabase, error: sqlite3.Error) -> Opened | None:
         return None
     path = db.path
     assert path is not None
-    is_index = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_CORRUPT_VTAB
-    if is_index and _rebuild_index(db):
-        return Opened(db)
-    if not is_corruption(error) and (_complaint(db) is None):
-        return None
-    report = salvage.rebuild(path, db.now, str(error), before_swap=db.close)
+    if (complaint := _complaint(db)) is None:
+        # The tables are sound: the search index is what is damaged, or nothing is.
+        if not is_corruption(error):
+            return None
+        if _rebuild_index(db):
+            return Opened(db)
+    report = salvage.rebuild(path, db.now, complaint or str(error), before_swap=db.close)
     mended = _open_sound(path, db.now)
     _mark(mended, is_open=True)
     return Opened(mended, report)
@@ -119,7 +127,13 @@ def _open_sound(path: Path, now: Callable[[], float]) -> ChatDatabase:
         raise _newer(path)
     if _has_only_wal(path):
         raise DamagedError("the file is empty, but its -wal file is not")
-    db = ChatDatabase.on_disk(path, now)
+    try:
+        db = ChatDatabase.on_disk(path, now)
+    except sqlite3.OperationalError as error:
+        if primary_code(error) not in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN):
+            raise
+        # A full disk has no room for the -shm file: the chats can still be read without it.
+        db = ChatDatabase.on_disk(path, now, is_alone=True)
     try:
         if schema.version_of(db.sql) > schema.VERSION:
             raise _newer(path)

@@ -101,13 +101,13 @@ def _matches(db: ChatDatabase, terms: SearchTerms, is_ranked: bool = True) -> It
     else:
         columns = "m.id, m.chat_id, m.role, m.content, null as snippet"
     if terms.words:
-        yield from db.sql.query(
+        yield from db.each(
             f"select {columns} from messages_fts cross join messages m on m.seq = messages_fts.rowid "
             f"where messages_fts match :fts{scan}{' order by messages_fts.rank' if is_ranked else ''}",
             parameters,
         )
     else:
-        yield from db.sql.query(f"select {columns} from messages m where true{scan} order by m.seq desc", parameters)
+        yield from db.each(f"select {columns} from messages m where true{scan} order by m.seq desc", parameters)
 
 
 class _Homes:

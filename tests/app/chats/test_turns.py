@@ -184,8 +184,14 @@ def test_json_has_the_fields_that_clients_read(store: ChatStore, talk: Talk) -> 
     assert set(reply.to_json()["stats"]) == set(
         "num_prompt_tokens num_cached_tokens cached_by_tier ttft_s tokens_per_s num_tokens prefill_s".split()
     )
-    summary = set("id title updated_at created_at is_pinned is_private model num_messages num_tokens state in_trash".split())
+    summary = set(
+        "id title updated_at created_at is_pinned is_private model num_messages num_tokens state in_trash".split()
+    )
     assert set(store.list_chats()[0].to_json()) == summary
     assert set(store.get_chat(talk.chat.id).to_json()) == summary | {
-        "system", "sampling", "draft", "tip_id", "context_start_id"
+        "system",
+        "sampling",
+        "draft",
+        "tip_id",
+        "context_start_id",
     }
