@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from chatkv.app.tui.render import stream as stream_module
 from chatkv.app.tui.render.palette import ASCII_GLYPHS, Palette
@@ -14,21 +16,67 @@ from rich.cells import cell_len
 PALETTE = Palette()
 FRAGMENTS = st.sampled_from(
     [
-        "# Title\n", "## Sub **bold**\n", "text and more text that is long enough to be wrapped at the end\n", "\n", "\n\n",
-        "- item\n", "- ", "  - nested\n", "    deeper\n", "1. one\n", "10) ten\n", "* [ ] open\n", "- [x] done\n",
-        "> quote\n", "> - in quote\n", "> ```\n", "```python\n", "```\n", "~~~\n", "  ```js\n", "def f(x): return '''a\n",
-        "/* comment\n", "*/ x\n", "| a | b |\n", "|---|--:|\n", "| 1 | `x|y` |\n", "| `unclosed | 2 |\n", "---\n", "***\n",
-        "**bold", "** and *it*", "`code`", "[link](http://x.y/(z))", "![img](u)", "snake_case_name", "a\\", "\t", "日本語 ",
-        "👩‍👩‍👧", "&#8238;", "&amp;", "<b>", "word " * 40, "x" * 300, "1. ```\n", "\\*", "-", "1", "`", "#", ">", "|",
+        "# Title\n",
+        "## Sub **bold**\n",
+        "text and more text that is long enough to be wrapped at the end\n",
+        "\n",
+        "\n\n",
+        "- item\n",
+        "- ",
+        "  - nested\n",
+        "    deeper\n",
+        "1. one\n",
+        "10) ten\n",
+        "* [ ] open\n",
+        "- [x] done\n",
+        "> quote\n",
+        "> - in quote\n",
+        "> ```\n",
+        "```python\n",
+        "```\n",
+        "~~~\n",
+        "  ```js\n",
+        "def f(x): return '''a\n",
+        "/* comment\n",
+        "*/ x\n",
+        "| a | b |\n",
+        "|---|--:|\n",
+        "| 1 | `x|y` |\n",
+        "| `unclosed | 2 |\n",
+        "---\n",
+        "***\n",
+        "**bold",
+        "** and *it*",
+        "`code`",
+        "[link](http://x.y/(z))",
+        "![img](u)",
+        "snake_case_name",
+        "a\\",
+        "\t",
+        "日本語 ",
+        "👩\u200d👩\u200d👧",
+        "&#8238;",
+        "&amp;",
+        "<b>",
+        "word " * 40,
+        "x" * 300,
+        "1. ```\n",
+        "\\*",
+        "-",
+        "1",
+        "`",
+        "#",
+        ">",
+        "|",
     ]
-)  # fmt: skip
+)
 SOURCES = st.lists(FRAGMENTS, max_size=40).map("".join)
 
 
 def render(source: str, width: int = 60, cuts: list[int] | None = None) -> MarkdownStream:
     stream = MarkdownStream(width, PALETTE)
     bounds = sorted({0, len(source), *(cut % (len(source) + 1) for cut in cuts or [])})
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         stream.feed(source[start:end])
         stream.tail()
     stream.finish()
@@ -82,7 +130,7 @@ def test_no_source_makes_a_control_character(source):
 
 
 def test_the_work_for_one_line_does_not_grow_with_the_answer(monkeypatch):
-    """A list, a fence, a table and a paragraph of any length: each source line is laid out a bounded number of times."""
+    """In a list, a fence and a table of any length, each source line is laid out a bounded number of times."""
     laid_out = []
     wrap = stream_module.wrap_runs
     monkeypatch.setattr(stream_module, "wrap_runs", lambda runs, width: laid_out.append(1) or wrap(runs, width))

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import pytest
+from chatkv.app.tui.board import Board, MessageAdded, ReplyDone, TextAdded
+from chatkv.app.tui.drafts import Drafts
+from chatkv.app.tui.ports import TIP, RefusedError
+from chatkv.app.tui.records import Message
+from chatkv.app.tui.session import ContextOverflowError, Session, Shown
+from fake_service import NO_MODEL, FakeService, refused
+
+
+def session_with(service: FakeService) -> Session:
+    board = Board()
+    board.apply({"seq": 0, "type": "hello", "status": service.status()})
+    return Session(service, board, Drafts())
+
+
+async def test_the_first_turn_makes_the_chat_and_shows_both_messages():
+    service = FakeService()
+    session = session_with(service)
+    assert await session.send("hello")
+    assert [(message.role, message.content) for message in session.messages] == [("user", "hello"), ("assistant", "")]
+    assert session.is_busy
+    assert session.chat_id in session.board.chats
+
+
+async def test_two_turns_at_once_make_one_chat():
+    import asyncio
+
+    service = FakeService()
+    session = session_with(service)
+    await asyncio.gather(session.ensure_chat(), session.ensure_chat())
+    assert len(service.chats) == 1
+
+
+async def test_events_that_tell_again_what_is_shown_change_nothing():
+    service = FakeService()
+    session = session_with(service)
+    await session.send("hello")
+    assert session.apply(MessageAdded(session.messages[1])) is None
+    reply = session.messages[1]
+    assert session.apply(TextAdded(reply.id, "Hel", 0)) == Shown("extend", 1, "Hel")
+    assert session.apply(TextAdded(reply.id, "Hel", 0)) is None
+    assert session.apply(TextAdded(reply.id, "ello", 1)) == Shown("extend", 1, "lo")
+    assert session.messages[1].content == "Hello"
+
+
+async def test_a_hole_in_the_text_is_fetched_again():
+    service = FakeService()
+    session = session_with(service)
+    await session.send("hello")
+    assert session.apply(TextAdded(session.messages[1].id, "later", 7)) == Shown("reload")
+    assert session.apply(TextAdded("unknown", "x", 0)) == Shown("reload")
+    assert session.apply(MessageAdded(Message("z", parent_id="elsewhere"))) == Shown("reload")
+
+
+async def test_offsets_count_the_stored_text_not_the_shown_one():
+    service = FakeService()
+    session = session_with(service)
+    await session.send("hello")
+    reply = session.messages[1].id
+    session.apply(TextAdded(reply, "a\x07\x07b", 0))
+    assert session.apply(TextAdded(reply, "c", 4)) == Shown("extend", 1, "c")
+    assert session.messages[1].content == "abc"
+
+
+async def test_the_end_of_a_reply_replaces_it():
+    service = FakeService()
+    session = session_with(service)
+    await session.send("hello")
+    done = Message(session.messages[1].id, role="assistant", content="whole", status="stopped")
+    assert session.apply(ReplyDone(done)) == Shown("replace", 1)
+    assert session.messages[1].status == "stopped"
+
+
+async def test_a_turn_waits_while_the_chat_is_busy_and_goes_out_by_itself():
+    service = FakeService()
+    session = session_with(service)
+    await session.send("one")
+    assert not await session.send("two")
+    assert session.queued == {session.chat_id: ["two"]}
+    assert session.drafts.pending(session.chat_id) == "two", "a queued turn is on disk as the draft"
+    assert await session.flush_queue() == []
+    session.board.live.clear()
+    service.finish(session.chat_id)
+    assert await session.flush_queue() == [session.chat_id]
+    assert session.queued == {}
+    assert [call[2] for call in service.called("send_turn")] == ["one", "two"]
+
+
+async def test_without_a_model_the_turn_waits_for_it():
+    service = FakeService(NO_MODEL)
+    session = session_with(service)
+    assert not await session.send("hello")
+    assert await session.flush_queue() == []
+    session.board.apply({"type": "model", "model": {"name": "m", "state": "ready"}})
+    assert await session.flush_queue() == [session.chat_id]
+
+
+async def test_a_queued_turn_can_be_taken_back():
+    service = FakeService(NO_MODEL)
+    session = session_with(service)
+    await session.send("hello")
+    assert session.take_back_queued() == "hello"
+    assert session.take_back_queued() is None
+    assert session.queued == {}
+
+
+@pytest.mark.parametrize("code", ["chat_busy", "model_loading"])
+async def test_refusals_that_pass_by_themselves_queue_the_turn(code):
+    service = FakeService()
+    session = session_with(service)
+    service.refusals["send_turn"] = refused("later", code, 409)
+    assert not await session.send("hello")
+    assert session.queued == {session.chat_id: ["hello"]}
+
+
+async def test_other_refusals_are_raised():
+    service = FakeService()
+    service.refusals["send_turn"] = refused("bad", "invalid_value")
+    with pytest.raises(RefusedError, match="bad"):
+        await session_with(service).send("hello")
+
+
+async def test_a_full_context_becomes_a_choice():
+    service = FakeService()
+    choice = {"kind": "drop_oldest", "context_start_id": "m5", "num_turns": 4, "num_tokens_after": 900}
+    service.refusals["send_turn"] = refused(
+        "too long", "context_length_exceeded", n_prompt_tokens=9000, n_ctx=8192, choices=[choice]
+    )
+    with pytest.raises(ContextOverflowError) as raised:
+        await session_with(service).send("hello")
+    assert (raised.value.num_prompt_tokens, raised.value.context_tokens) == (9000, 8192)
+    assert raised.value.choices[0].context_start_id == "m5"
+
+
+async def test_an_edit_goes_beside_the_message_even_at_the_root():
+    service = FakeService()
+    chat_id = service.add_chat("a", ("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2"))
+    session = session_with(service)
+    await session.open_chat(chat_id)
+    await session.edit(session.messages[2], "two!")
+    assert service.called("send_turn")[-1] == ("send_turn", chat_id, "two!", session.messages[1].id)
+    service.finish(chat_id)
+    session.board.live.clear()
+    await session.edit(session.messages[0], "one!")
+    assert service.called("send_turn")[-1] == ("send_turn", chat_id, "one!", None)
+    assert service.called("send_turn")[-1][3] is not TIP
+
+
+async def test_branches_are_switched_by_the_tip():
+    service = FakeService()
+    chat_id = service.add_chat("a", ("user", "q"), ("assistant", "1"))
+    reply_id = service.messages[chat_id][-1]["id"]
+    service.siblings[chat_id] = {reply_id: ["other", reply_id]}
+    session = session_with(service)
+    await session.open_chat(chat_id)
+    assert await session.switch_branch(session.messages[-1], -1)
+    assert ("update_chat", chat_id, {"tip_id": "other"}) in service.calls
+    assert not await session.switch_branch(session.messages[-1], 1)
