@@ -108,6 +108,7 @@ class Gate:
                 self.policy.check(scope["method"], scope["path"], headers)
             _check_body(scope["method"], headers, is_tcp=self.policy is not None)
         except ApiError as error:
+            error.headers["Connection"] = "close"  # A body that nobody reads may still be on its way.
             await ErrorResponse(error)(scope, receive, send)
             return
         if scope["method"] == "OPTIONS":
@@ -123,7 +124,7 @@ def _check_body(method: str, headers: Headers, is_tcp: bool) -> None:
         raise ApiError(400, "The Content-Length header is not a number.", "invalid_value")
     has_body = int(length) > 0 or "transfer-encoding" in headers
     if int(length) > MAX_BODY_BYTES:
-        raise ApiError(413, f"The body is larger than {MAX_BODY_BYTES >> 20} MiB.", "body_too_large")
+        raise too_large()
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if (has_body or (is_tcp and method in ("POST", "PUT", "PATCH"))) and media_type != "application/json":
         raise ApiError(
@@ -134,6 +135,11 @@ def _check_body(method: str, headers: Headers, is_tcp: bool) -> None:
         )
     if has_body and headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "Compressed bodies are not accepted.", "unsupported_media_type")
+
+
+def too_large() -> ApiError:
+    message = f"The body is larger than {MAX_BODY_BYTES >> 20} MiB."
+    return ApiError(413, message, "body_too_large", headers={"Connection": "close"})
 
 
 def _with_headers(send: Send, extra: dict[str, str]) -> Send:

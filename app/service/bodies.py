@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from .access import MAX_BODY_BYTES
+from .access import MAX_BODY_BYTES, too_large
 from .errors import ApiError, invalid_value
 
 MAX_DEPTH = 64
@@ -58,7 +58,7 @@ async def _read(request: Request) -> bytes:
         async for part in request.stream():
             num_bytes += len(part)
             if num_bytes > MAX_BODY_BYTES:
-                raise ApiError(413, f"The body is larger than {MAX_BODY_BYTES >> 20} MiB.", "body_too_large")
+                raise too_large()
             parts.append(part)
     except ClientDisconnect as error:
         raise ApiError(499, "The client left while sending the body.", "client_closed") from error
