@@ -31,8 +31,7 @@ class Paths:
         """`CHATKV_HOME` when set (two homes run side by side), else platformdirs."""
         home = os.environ.get("CHATKV_HOME")
         if home:
-            root = Path(home).expanduser().absolute()
-            return cls(root / "config", root / "data", root / "cache", root / "state", root / "run")
+            return cls.under(Path(home).expanduser().absolute())
         dirs = platformdirs.PlatformDirs("chatkv", appauthor=False)
         return cls(
             Path(dirs.user_config_dir),
@@ -41,6 +40,11 @@ class Paths:
             Path(dirs.user_state_dir),
             Path(dirs.user_runtime_dir),
         )
+
+    @classmethod
+    def under(cls, root: Path) -> Paths:
+        """Everything in one folder."""
+        return cls(root / "config", root / "data", root / "cache", root / "state", root / "run")
 
     @property
     def settings_file(self) -> Path:

@@ -8,8 +8,9 @@ import contextlib
 import time
 from pathlib import Path
 
+from tests.running_service import ROOT, RunningService, Timing
+
 from .report import Report, median, percentile
-from .service import ROOT, BenchService, Timing
 from .text import prompt_of, words
 
 REPEATS = 3
@@ -19,7 +20,7 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-async def measure_prefill(service: BenchService, report: Report) -> None:
+async def measure_prefill(service: RunningService, report: Report) -> None:
     for num_tokens in (256, 1000, 2000, 4000):
         rates, lengths = [], []
         for repeat in range(REPEATS if num_tokens < 4000 else 1):
@@ -29,7 +30,7 @@ async def measure_prefill(service: BenchService, report: Report) -> None:
         report.add(f"prefill, {lengths[0]} tokens", median(rates), "tok/s")
 
 
-async def measure_decode(service: BenchService, report: Report) -> None:
+async def measure_decode(service: RunningService, report: Report) -> None:
     alone = 0.0
     for num_chats in (1, 4, 8):
         totals = []
@@ -48,7 +49,7 @@ async def measure_decode(service: BenchService, report: Report) -> None:
         report.add(f"decode, {num_chats} chats", median(totals), "tok/s", against=alone, limit=limit)
 
 
-async def measure_reuse(service: BenchService, report: Report) -> None:
+async def measure_reuse(service: RunningService, report: Report) -> None:
     cold, second, shared = [], [], []
     for repeat in range(REPEATS):
         system = {"role": "system", "content": prompt_of(1900, seed=77 + repeat)}
@@ -67,7 +68,7 @@ async def measure_reuse(service: BenchService, report: Report) -> None:
         report.add(f"computed tokens, {name}", computed, "tok")
 
 
-async def measure_gaps(service: BenchService, report: Report) -> None:
+async def measure_gaps(service: RunningService, report: Report) -> None:
     """One chat writes; beside it another reads 4,000 tokens, and one posts 1 MB that cannot fit."""
 
     async def writer(seed: int) -> Timing:
@@ -89,7 +90,7 @@ async def measure_gaps(service: BenchService, report: Report) -> None:
         report.add(f"longest gap beside {name}", max(timing.gaps_s), "s")
 
 
-async def measure_slots(service: BenchService, report: Report) -> None:
+async def measure_slots(service: RunningService, report: Report) -> None:
     """Unused slots while eight chats of 200 tokens and more run."""
     shares: list[float] = []
 
@@ -108,7 +109,7 @@ async def measure_slots(service: BenchService, report: Report) -> None:
 
 async def run(home: Path) -> None:
     report = Report()
-    service = BenchService(home)
+    service = RunningService(home)
     service.install_model()
     try:
         await service.start()

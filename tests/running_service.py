@@ -1,4 +1,4 @@
-"""A service of its own for one benchmark run: own home, own process, the default model installed once."""
+"""A service of its own: own home, own process, own model. For benchmarks and end-to-end tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 MODEL = "smollm2-135m"
 
 
@@ -41,7 +41,7 @@ class Timing:
         return [b - a for a, b in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
 
 
-class BenchService:
+class RunningService:
     """Starts `python -m chatkv.app.service` and talks to it as any client would, over the unix socket."""
 
     def __init__(self, home: Path, **settings: str):
