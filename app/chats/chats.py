@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from enum import Enum
 from typing import Any
@@ -121,16 +122,24 @@ def fork(db: ChatDatabase, chat_id: str, message_id: str) -> Chat:
     return get(db, new_id)
 
 
-def summaries(db: ChatDatabase, query: str, in_trash: bool) -> list[ChatSummary]:
+def summaries(db: ChatDatabase, query: str, in_trash: bool, limit: int | None = None) -> list[ChatSummary]:
     """Pinned ones first, then by the time of the last turn. `query` is looked for in titles and messages."""
-    rows = db.rows(
-        f"select {SUMMARY_COLUMNS} from {CHAT_TABLES} where c.trashed_at is {'not ' if in_trash else ''}null "
-        "order by c.is_pinned desc, c.updated_at desc, c.id"
-    )
+    where = f"c.trashed_at is {'not ' if in_trash else ''}null"
+    order = "c.is_pinned desc, c.updated_at desc, c.id"
+    parameters: dict[str, Any] = {"limit": -1 if limit is None else limit}
     if query.strip():
         words = fold(query).split()
         found = search.chat_ids(db, query)
-        rows = [row for row in rows if row["id"] in found or _has_all(fold(str(row["title"])), words)]
+        all_rows = db.rows(f"select c.id, c.title from chats c where {where} order by {order}")
+        chosen = [row["id"] for row in all_rows if row["id"] in found or _has_all(fold(str(row["title"])), words)]
+        parameters["chosen"] = json.dumps(chosen[:limit])
+        where += " and c.id in (select value from json_each(:chosen))"
+    # The limit comes before the join: a tip may be a long row.
+    rows = db.rows(
+        f"select {SUMMARY_COLUMNS} from (select * from chats c where {where} order by {order} limit :limit) c "
+        f"left join messages t on t.id = c.tip_id order by {order}",
+        parameters,
+    )
     return [summary_from_row(row, db.is_private) for row in rows]
 
 

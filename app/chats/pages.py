@@ -6,6 +6,7 @@ itself, so one bad page costs the rows on it and no others. Freed pages hold not
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ class _Pages:
     """The file's pages, with what its -wal file has committed on top."""
 
     def __init__(self, path: Path):
-        self._file = path.read_bytes()
+        self._file = _mapped(path)
         self._wal = _committed_frames(path.with_name(path.name + "-wal"))
         self.num_pages = max([-(-len(self._file) // PAGE_SIZE), *self._wal])
 
@@ -148,6 +149,11 @@ class _Pages:
         if found is None:
             found = self._file[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
         return found.ljust(PAGE_SIZE, b"\0")
+
+
+def _mapped(path: Path) -> mmap.mmap | bytes:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
 
 
 def _committed_frames(wal: Path) -> dict[int, bytes]:

@@ -19,6 +19,8 @@ from .records import Role, SearchHit
 
 MAX_QUERY_CHARS = 500
 MAX_TERMS = 16
+MAX_RANKED = 5000
+"""Of a word that is everywhere, the newest matches are weighed against each other: the search stays quick."""
 SNIPPET_WORDS = 16
 SNIPPET_CHARS = 120
 
@@ -101,9 +103,14 @@ def _matches(db: ChatDatabase, terms: SearchTerms, is_ranked: bool = True) -> It
     else:
         columns = "m.id, m.chat_id, m.role, m.content, null as snippet"
     if terms.words:
+        newest = (
+            " and messages_fts.rowid >= (select min(rowid) from (select rowid from messages_fts "
+            f"where messages_fts match :fts order by rowid desc limit {MAX_RANKED}))"
+        )
         yield from db.each(
             f"select {columns} from messages_fts cross join messages m on m.seq = messages_fts.rowid "
-            f"where messages_fts match :fts{scan}{' order by messages_fts.rank' if is_ranked else ''}",
+            f"where messages_fts match :fts{newest if is_ranked else ''}{scan}"
+            f"{' order by messages_fts.rank' if is_ranked else ''}",
             parameters,
         )
     else:

@@ -100,11 +100,12 @@ class ChatStore:
         self, query: str = "", limit: int | None = None, offset: int = 0, in_trash: bool = False
     ) -> list[ChatSummary]:
         """Pinned ones first, then by the time of the last turn. `query` is looked for in titles and messages."""
-        found = self._run(False, lambda db: chats.summaries(db, query, in_trash))
+        end = None if limit is None else offset + limit
+        found = self._run(False, lambda db: chats.summaries(db, query, in_trash, end))
         if self._private:
-            found += self._run(True, lambda db: chats.summaries(db, query, in_trash))
+            found += self._run(True, lambda db: chats.summaries(db, query, in_trash, end))
             found.sort(key=lambda chat: (not chat.is_pinned, -chat.updated_at))
-        return found[offset : None if limit is None else offset + limit]
+        return found[offset:end]
 
     def update_chat(
         self,

