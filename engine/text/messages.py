@@ -28,7 +28,7 @@ class ChatMessage:
     """system, user, assistant or tool; others by their known other names."""
     content: str
     token_ids: tuple[int, ...] | None = None
-    """An answer's ids as sampled (`answer_ids`); None: only its text is known."""
+    """An answer's ids as sampled (`answer_ids`), also if none is left; None: only its text is known."""
     tool_calls: Sequence[Mapping[str, Any]] | None = None
     tool_call_id: str | None = None
     name: str | None = None

@@ -16,8 +16,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_STEPS = 1_000_000
-"""Loop turns and macro calls of one render; a chat of 10,000 messages takes some 100,000."""
+MAX_STEPS = 500_000
+"""Loop turns and macro calls of one render; a chat of 10,000 messages takes some 50,000."""
 MAX_SECONDS = 10.0
 MAX_CHARS = 64 * 1024 * 1024
 """Longest text that a template may build."""
@@ -25,7 +25,7 @@ _MAX_ITEMS = 1_000_000
 _MAX_EXPONENT = 64
 _MAX_WIDTH = 1000
 _WIDTH = re.compile(r"\d{4,}|\*")
-_PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format_map"})
+_PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 _STEP, _BOUNDED = "__step__", "__bounded__"
 
 
@@ -64,9 +64,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return _bounded(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and (attr in _PADDING_METHODS or (attr == "format" and ":" in obj)):
-            return False
-        return super().is_safe_attribute(obj, attr, value)
+        return not (isinstance(obj, str) and attr in _PADDING_METHODS) and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Jinja asks here, not above, before a template gets at `str.format`."""
+        owner, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
+        if isinstance(owner, str) and name in ("format", "format_map") and ":" in owner:
+            raise SecurityError("it formats a text with a width")
+        return super().wrap_str_format(value)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")

@@ -82,9 +82,7 @@ class Transcript:
             head, final = head[:-1], head[-1]
             if known_role(final.role) != "assistant":
                 raise InvalidRequestError("only an assistant message can be continued, and it must be last", "messages")
-        render = _Render(
-            self._template, self._escaper.escape_all(tools), self._escaper.escape_all(template_kwargs), today
-        )
+        render = _Render(self._template, self._escape_json(tools), self._escape_json(template_kwargs), today)
         contents = [self._escape(message) for message in head]
         page = self._render_marked(render, head, contents, add_generation_prompt or continue_final)
         end_space = _trailing_space(self._generation_prompt(render)) if head else ""
@@ -104,18 +102,20 @@ class Transcript:
             if match is None:
                 builder.read(span.outer_start, span.outer_end)
                 continue
-            num_exact += 1
+            num_exact += bool(match.token_ids)
             builder.put_ids(match.token_ids)
-            if match.num_chars is not None:
-                core = page.text[span.start : span.end]
-                builder.put_text(split_escaped(core, match.num_chars)[1])
+            if match.num_chars == 0:
+                builder.put_text(page.text[min(span.outer_start + match.num_spaces, span.start) : span.end])
+                position = span.end
+            elif match.num_chars is not None:
+                builder.put_text(split_escaped(page.text[span.start : span.end], match.num_chars)[1])
                 position = span.end
         builder.read(position, len(page.text))
         return Rendered(builder.finish(), unescape(page.text), num_exact)
 
     def _match(self, message: ChatMessage, builder: PromptBuilder) -> AnswerMatch | None:
-        ids = message.token_ids or builder.recall(message.content)
-        return match_answer(self._tokenizer, ids, message.content) if ids else None
+        ids = builder.recall(message.content) if message.token_ids is None else message.token_ids
+        return None if ids is None else match_answer(self._tokenizer, ids, message.content)
 
     def _escape(self, message: ChatMessage) -> str:
         is_answer = known_role(message.role) == "assistant"
@@ -130,14 +130,21 @@ class Transcript:
     def _render_marked(
         self, render: _Render, messages: Sequence[ChatMessage], contents: Sequence[str], add_generation_prompt: bool
     ) -> Marks:
-        """The text as it is without marks, and the marks that do not change it: of all contents, else of answers."""
+        """The text as it is without marks, and marks that do not change it: around as many contents as can be."""
         dicts = [self._to_dict(message, content) for message, content in zip(messages, contents, strict=True)]
         plain = render(dicts, add_generation_prompt)
-        for is_marked in (lambda role: True, lambda role: role == "assistant"):
+        is_answer = [message["role"] == "assistant" for message in dicts]
+        is_filled = [bool(content) for content in contents]
+        # An empty answer of ours has a place too: what stands around it was not tokenised together.
+        is_ours = [message.token_ids is not None for message in messages]
+        choices = (
+            [filled or ours for filled, ours in zip(is_filled, is_ours, strict=True)],
+            is_filled,
+            [filled and answer for filled, answer in zip(is_filled, is_answer, strict=True)],
+        )
+        for is_marked in choices:
             marked = [
-                {**message, "content": with_marks(message["content"], index)}
-                if message["content"] and is_marked(message["role"])
-                else message
+                {**message, "content": with_marks(message["content"], index)} if is_marked[index] else message
                 for index, message in enumerate(dicts)
             ]
             try:
