@@ -41,7 +41,8 @@ class LiveReply:
     finish_reason: FinishReason | None = None
     error: str | None = None
     started_at: float = field(default_factory=time.monotonic)
-    reading_since: float | None = None
+    waited_until: float = field(default_factory=time.monotonic)
+    """When it left the queue, as far as is known."""
     first_token_at: float | None = None
     last_token_at: float | None = None
     prompt_facts: RequestOutput | None = None
@@ -103,7 +104,7 @@ class LiveReply:
             ttft_s=round(first - self.started_at, 4) if first else None,
             tokens_per_s=self.tokens_per_s,
             num_tokens=len(self.token_ids),
-            prefill_s=round(first - self.reading_since, 4) if first and self.reading_since else None,
+            prefill_s=round(first - self.waited_until, 4) if first else None,
         )
 
     def progress_event(self) -> dict[str, Any]:
@@ -130,6 +131,6 @@ class LiveReply:
         self.progress = progress
         if progress.status is RequestStatus.RUNNING:
             self.phase = "reading"
-            self.reading_since = self.reading_since or now
         else:
             self.phase = "waiting"
+            self.waited_until = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 
@@ -13,7 +14,7 @@ from chatkv.app.chats.records import Chat, ChatSummary, Message, MessageStatus, 
 from chatkv.app.chats.store import ChatStore
 from chatkv.app.errors import UserError
 from chatkv.engine.errors import EngineError
-from chatkv.engine.request import GenerationRequest, Priority
+from chatkv.engine.request import GenerationRequest, Priority, RequestOutput
 
 from .cache_view import Footprints
 from .chat_prompt import Prompt, PromptMaker, chat_sampling
@@ -232,7 +233,7 @@ class Replies:
             outputs = await stream.next(due_in)
             new_text, new_ids = reply.take(outputs)
             text, ids = text + new_text, ids + new_ids
-            self._publish_outputs(reply, new_text, new_ids)
+            self._publish_outputs(reply, outputs, new_text)
             if (text or ids) and (time.monotonic() - flushed_at >= FLUSH_S or stream.is_finished):
                 flush = partial(_append, reply.message.id, text, ids, tokenizer_hash)
                 text, ids, flushed_at = "", [], time.monotonic()
@@ -276,7 +277,7 @@ class Replies:
             return
         self._events.publish("chat_updated", chat=ChatSummary.to_json(chat, self.state(chat_id)))
 
-    def _publish_outputs(self, reply: LiveReply, text: str, ids: list[int]) -> None:
+    def _publish_outputs(self, reply: LiveReply, outputs: Sequence[RequestOutput], text: str) -> None:
         if text:
             self._events.publish(
                 "reply_delta",
@@ -287,7 +288,7 @@ class Replies:
                 num_tokens=len(reply.token_ids),
                 tokens_per_s=reply.tokens_per_s,
             )
-        elif not ids and reply.finish_reason is None and reply.progress is not None:
+        elif any(output.progress is not None for output in outputs):
             self._publish_progress(reply)
 
     def _publish_progress(self, reply: LiveReply) -> None:

@@ -1,0 +1,126 @@
+"""Loading a model for real: weights, text side, pool, engine. Torch is imported in here, in the loading thread."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from chatkv.app.hub.installed import InstalledModel
+from chatkv.app.paths import Paths
+from chatkv.app.settings import Settings
+from chatkv.engine.errors import InvalidRequestError
+from chatkv.engine.request import SamplingParams
+
+from .keys import read_or_make_store_key
+from .loaded import LoadedModel, Loader
+from .model_views import effective_context
+
+log = logging.getLogger(__name__)
+MAX_DEFAULT_POOL_BYTES = 4 * 2**30
+_SAMPLING_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+_SHARE_OF_IMPORT = 0.2
+"""Importing torch is a noticeable part of a small model's start."""
+
+
+def make_loader(paths: Paths, settings: Settings) -> Loader:
+    def load(installed: InstalledModel, on_progress: Callable[[float], None]) -> LoadedModel:
+        return load_model(installed, paths, settings, on_progress)
+
+    return load
+
+
+def load_model(
+    installed: InstalledModel, paths: Paths, settings: Settings, on_progress: Callable[[float], None]
+) -> LoadedModel:
+    """
+    Raises:
+        EngineError: the model's files are damaged or hold what chatkv cannot run.
+    """
+    import torch
+    from chatkv.engine.block_hash import BlockHasher, CacheFingerprint
+    from chatkv.engine.config import BLOCK_SIZE, EngineConfig
+    from chatkv.engine.engine import Engine
+    from chatkv.engine.engine_thread import EngineThread
+    from chatkv.engine.model_runner import ModelRunner
+    from chatkv.engine.models.native import load_model as load_weights
+    from chatkv.engine.sampler import Sampler
+
+    from .model_text import ModelText
+
+    on_progress(_SHARE_OF_IMPORT)
+    torch.set_num_threads(settings.threads or num_physical_cores())
+    text = ModelText(installed.path)
+    decoder = load_weights(
+        installed.path,
+        on_progress=lambda share: on_progress(_SHARE_OF_IMPORT + (1 - _SHARE_OF_IMPORT) * share),
+    )
+    context_tokens = effective_context(installed, settings)
+    num_blocks = pool_blocks(settings.kv_bytes, decoder.layout.block_bytes, context_tokens, BLOCK_SIZE)
+    eos_ids = text.tokenizer.eos_ids
+    # Rows of the head beyond the tokenizer's ids are padding.
+    num_tokens = min(decoder.config.vocab_size, text.vocab_size)
+    runner = ModelRunner(decoder, num_blocks, Sampler(num_tokens), eos_ids)
+    fingerprint = CacheFingerprint.from_facts(decoder.fingerprint_facts())
+    hasher = BlockHasher(read_or_make_store_key(paths.store_key_file), fingerprint)
+    config = EngineConfig(
+        max_context_tokens=context_tokens,
+        num_blocks=num_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_waiting=settings.max_num_waiting,
+        check_integrity=settings.check_integrity,
+    )
+    engine = Engine(config, runner, hasher, text.new_stream, eos_ids)
+    return LoadedModel(
+        installed=installed,
+        context_tokens=engine.max_context_tokens,
+        num_embd=decoder.config.hidden_size,
+        device="cpu",
+        default_sampling=default_sampling(installed.path),
+        block_bytes=decoder.layout.block_bytes,
+        engine=EngineThread(engine),
+        text=text,
+    )
+
+
+def pool_blocks(kv_bytes: int | None, block_bytes: int, context_tokens: int, block_size: int) -> int:
+    """Blocks of the device pool: what the setting says, else min(25 % of RAM, 4 GiB); at least one whole context."""
+    if kv_bytes is None:
+        ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        kv_bytes = min(ram_bytes // 4, MAX_DEFAULT_POOL_BYTES)
+        return max(kv_bytes // block_bytes, -(-context_tokens // block_size))
+    return max(kv_bytes // block_bytes, 1)
+
+
+def num_physical_cores() -> int:
+    """Cores that this process may use, hyper-threads counted once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            return len(os.sched_getaffinity(0))
+    return len(cores)
+
+
+def default_sampling(native_dir: Path) -> Mapping[str, float]:
+    """What the model's makers recommend in generation_config.json, as far as it is sampling and makes sense."""
+    try:
+        facts: Any = json.loads((native_dir / "generation_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(facts, dict):
+        return {}
+    if facts.get("do_sample") is False:
+        return {"temperature": 0.0}
+    values = {name: facts[name] for name in _SAMPLING_FIELDS if isinstance(facts.get(name), int | float)}
+    try:
+        SamplingParams(**values)
+    except InvalidRequestError as error:
+        log.warning("generation_config.json of %s is ignored: %s", native_dir.name, error)
+        return {}
+    return values
