@@ -29,6 +29,8 @@ def match_answer(tokenizer: Tokenizer, token_ids: Sequence[int], content: str) -
     beginning = text.lstrip()
     if beginning and core.startswith(beginning):
         return AnswerMatch(token_ids, len(beginning))
-    if not beginning and content.startswith(text):
-        return AnswerMatch(token_ids, 0, len(text))
+    # An answer's prefix space is not shown.
+    for space in (text, text.removeprefix(" ") if tokenizer.has_prefix_space else text):
+        if not beginning and content.startswith(space):
+            return AnswerMatch(token_ids, 0, len(space))
     return None
