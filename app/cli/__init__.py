@@ -55,14 +55,13 @@ def open_terminal_app() -> int:
             "There is no terminal here for the chat app.",
             'For scripts and pipes: chatkv ask "..."  (see chatkv ask --help)',
         )
-    from chatkv.app.client import Client
     from chatkv.app.paths import Paths
     from chatkv.app.settings import load_settings
     from chatkv.app.tui.run import run
 
     paths = Paths.from_env()
     settings = load_settings(paths)
-    return run(Client(paths), paths, settings)
+    return run(paths, settings)
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from chatkv.app.client import Client
 from chatkv.app.paths import Paths
 from chatkv.app.settings import load_settings
 
@@ -13,4 +12,4 @@ from .run import run
 if __name__ == "__main__":
     paths = Paths.from_env()
     settings = load_settings(paths)
-    sys.exit(run(Client(paths), paths, settings))
+    sys.exit(run(paths, settings))

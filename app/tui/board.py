@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .records import ChatSummary, Job, Message, ModelState, ServiceStatus
+from .render.sanitize import sanitize_line
 
 
 @dataclass
@@ -81,6 +82,8 @@ class Board:
         self.is_connected = False
         self.is_known = False
         """Whether the service was ever heard: before that, "lost" would be a lie."""
+        self.trouble = ""
+        """Why the service cannot be started, until it can."""
         self.open_chat_id: str | None = None
         self._last_seq: int | None = None
         self._done_ids: deque[str] = deque(maxlen=64)
@@ -95,6 +98,8 @@ class Board:
         self.chats = {chat.id: chat for chat in chats}
         self.live = {id: live for id, live in self.live.items() if id in self.chats}
         for chat in chats:
+            if chat.state == "idle":
+                self.live.pop(chat.id, None)
             self._follow_state(chat)
         self._changes.is_list_changed = True
 
@@ -108,8 +113,9 @@ class Board:
         self.live.pop(chat_id, None)
         self._changes.is_list_changed = True
 
-    def disconnect(self) -> None:
+    def disconnect(self, trouble: str = "") -> None:
         self.is_connected = False
+        self.trouble = sanitize_line(trouble)
         self._last_seq = None
         self.live.clear()
         self._changes.is_list_changed = self._changes.is_status_changed = True
@@ -140,13 +146,17 @@ class Board:
         self._last_seq = seq
 
     def _follow_state(self, chat: ChatSummary) -> None:
+        """An "idle" may be older than a reply that was begun since; what ends a known reply is its own end."""
+        live = self.live.get(chat.id)
         if chat.state == "idle":
-            self.live.pop(chat.id, None)
+            if live is not None and not live.message_id:
+                del self.live[chat.id]
         else:
             self.live.setdefault(chat.id, LiveReply(chat.id, phase=chat.state))
 
     def _on_hello(self, event: Mapping[str, Any]) -> None:
         self.is_connected = self.is_known = True
+        self.trouble = ""
         self._changes.is_resync_due = True
         self._on_status(event)
 

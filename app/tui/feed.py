@@ -23,6 +23,7 @@ async def read_events(
     delay = FIRST_DELAY_S
     last_trouble = ""
     while True:
+        trouble = ""
         try:
             await service.ensure_service()
             async with aclosing(service.events()) as events:
@@ -32,9 +33,10 @@ async def read_events(
         except ServiceLostError:
             pass
         except UserError as error:
-            if error.message != last_trouble:
-                last_trouble = error.message
+            trouble = error.message
+            if trouble != last_trouble:
+                last_trouble = trouble
                 on_trouble(error)
-        board.disconnect()
+        board.disconnect(trouble)
         await sleep(delay)
         delay = min(LAST_DELAY_S, delay * 2)

@@ -14,14 +14,16 @@ class PromptSubmitted(Message):
     text: str
 
 
-@dataclass
 class PromptChanged(Message):
-    text: str
+    """The composer's text is another one; handlers read it there, since more may have been typed meanwhile."""
 
 
-@dataclass
+class QueuedWanted(Message):
+    """Up in an empty composer: a waiting turn should come back for editing."""
+
+
 class EditorRequested(Message):
-    text: str
+    """The composer's text should be edited in $EDITOR."""
 
 
 @dataclass

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from chatkv.app.client import RefusedError, ServiceLostError
-from chatkv.app.client.client import TIP, Tip
+from chatkv.app.client.errors import RefusedError, ServiceLostError
 from chatkv.app.errors import UserError
 
-__all__ = ["TIP", "ChatService", "JsonObject", "RefusedError", "ServiceLostError", "Tip", "UserError"]
+if TYPE_CHECKING:
+    from chatkv.app.client.client import Tip
+
+__all__ = ["ChatService", "JsonObject", "RefusedError", "ServiceLostError", "UserError"]
 
 JsonObject = dict[str, Any]
 
@@ -40,8 +42,8 @@ class ChatService(Protocol):
 
     async def fork_chat(self, chat_id: str, message_id: str) -> JsonObject: ...
 
-    async def send_turn(self, chat_id: str, text: str, parent_id: str | Tip | None = TIP) -> JsonObject:
-        """`{"message", "reply"}`; `parent_id` None puts the turn at the root."""
+    async def send_turn(self, chat_id: str, text: str, parent_id: str | Tip | None = ...) -> JsonObject:
+        """`{"message", "reply"}`; without a `parent_id` the turn follows the tip, None puts it at the root."""
 
     async def regenerate(self, chat_id: str, message_id: str | None = None) -> JsonObject: ...
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import cached_property
+from typing import Any, cast
 
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings
@@ -11,12 +13,31 @@ from chatkv.app.settings import Settings
 from .ports import ChatService
 
 
-def run(service: ChatService, paths: Paths, settings: Settings) -> int:
-    """Show the app until the person quits; returns the exit status. The caller made sure that there is a terminal."""
-    return asyncio.run(_run(service, paths, settings))
+def run(paths: Paths, settings: Settings, service: ChatService | None = None) -> int:
+    """Show the app until the person quits; returns the exit status. The caller made sure that there is a terminal.
+
+    Without a `service` it is this home's, started if none runs.
+    """
+    return asyncio.run(_run(paths, settings, service or cast(ChatService, _LateClient(paths))))
 
 
-async def _run(service: ChatService, paths: Paths, settings: Settings) -> int:
+class _LateClient:
+    """This home's client, made at first use: the first paint does not wait for the import of an HTTP library."""
+
+    def __init__(self, paths: Paths):
+        self._paths = paths
+
+    @cached_property
+    def _client(self) -> Any:
+        from chatkv.app.client import Client
+
+        return Client(self._paths)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+async def _run(paths: Paths, settings: Settings, service: ChatService) -> int:
     if os.environ.get("SSH_CONNECTION"):
         os.environ.setdefault("TEXTUAL_FPS", "20")
         os.environ.setdefault("TEXTUAL_SMOOTH_SCROLL", "0")

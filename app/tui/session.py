@@ -9,7 +9,7 @@ from typing import Any
 
 from .board import Board, MessageAdded, OpenChatEvent, ReplyDone, TextAdded
 from .drafts import Drafts
-from .ports import TIP, ChatService, RefusedError, Tip
+from .ports import ChatService, RefusedError
 from .records import ChatSummary, Conversation, Message, OverflowChoice
 
 QUEUED_CODES = frozenset({"chat_busy", "no_model", "model_not_found", "model_not_loaded", "model_loading"})
@@ -109,21 +109,20 @@ class Session:
 
     # Talking
 
-    async def send(self, text: str, parent_id: str | Tip | None = TIP) -> bool:
+    async def send(self, text: str, **place: str | None) -> bool:
         """Send a turn, or queue it when it has to wait; False when it was queued.
 
-        `parent_id` puts the turn elsewhere in the tree (an edit; None is the root); without it, it follows the tip.
+        `parent_id=` puts the turn elsewhere in the tree (an edit; None is the root); without it, it follows the tip.
 
         Raises:
             ContextOverflowError: it does not fit; nothing was changed.
         """
         chat_id = await self.ensure_chat()
-        is_at_tip = parent_id is TIP
-        if is_at_tip and (self.is_busy or self.board.status.model.state in ("no_model", "failed")):
+        if not place and (self.is_busy or self.board.status.model.state in ("no_model", "failed")):
             self._queue(chat_id, text)
             return False
         try:
-            answer = await self.service.send_turn(chat_id, text, parent_id)
+            answer = await self.service.send_turn(chat_id, text, **place)
         except RefusedError as error:
             if error.code == "context_length_exceeded":
                 raise ContextOverflowError(text, error) from error
@@ -132,7 +131,7 @@ class Session:
                 return False
             raise
         self.drafts.put(chat_id, "")
-        if not is_at_tip or not self._take_turn(chat_id, answer):
+        if place or not self._take_turn(chat_id, answer):
             await self._reload_if_open(chat_id)
         return True
 

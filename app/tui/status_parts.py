@@ -27,6 +27,8 @@ SHORT_NAMES = {
 def model_part(board: Board, palette: Palette) -> Part:
     model = board.status.model
     if not board.is_connected:
+        if board.trouble:
+            return [(f"{board.trouble} · trying again", palette.bad)]
         if board.is_known:
             return [("service lost · reconnecting", palette.bad)]
         return [("starting the service", palette.warn)]

@@ -7,7 +7,7 @@ from textual import on
 from .. import editor
 from ..commands import Parsed, parse
 from ..drafts import NEW_CHAT
-from ..messages import EditorRequested, PromptChanged, PromptSubmitted
+from ..messages import EditorRequested, PromptChanged, PromptSubmitted, QueuedWanted
 from ..ports import RefusedError, ServiceLostError
 from ..records import Message, OverflowChoice
 from ..session import ContextOverflowError
@@ -38,25 +38,27 @@ class Composing(MessageActions, Sheets):
             self.say("No service to send to yet. Your text stays here and is kept as a draft.", tone="warning")
             return
         self.composer.remember(text)
-        self.composer.set_text("")
+        self.fill("")
         editing, self.editing = self.editing, None
         self.do(self._send(text, editing))
 
     @on(PromptChanged)
-    def _changed(self, event: PromptChanged) -> None:
+    def _changed(self) -> None:
         if self.editing is not None:
             self.show_bars()
             return
-        chat_key = self.session.chat_id or NEW_CHAT
-        if self.composed.get(chat_key, "") != event.text:
-            self.composed[chat_key] = event.text
-            if parse(event.text) is None:
-                self.session.save_draft(self.session.chat_id, event.text)
-                self.save_drafts_soon()
+        self._keep(self.composer.text)
         self.show_bars()
 
+    @on(QueuedWanted)
+    def _take_back_queued(self) -> None:
+        text = self.session.take_back_queued()
+        if text is not None:
+            self.fill(text)
+            self.show_conversation()
+
     @on(EditorRequested)
-    def _open_editor(self, event: EditorRequested) -> None:
+    def _open_editor(self) -> None:
         self.action_open_editor()
 
     def action_open_editor(self) -> None:
@@ -67,13 +69,31 @@ class Composing(MessageActions, Sheets):
             self.say(f"The editor could not be used: {error}", tone="error")
             return
         self.app.refresh(layout=True)
-        self.composer.set_text(text)
+        self.fill(text)
         self.composer.focus()
+
+    @property
+    def chat_key(self) -> str:
+        return self.session.chat_id or NEW_CHAT
+
+    def fill(self, text: str) -> None:
+        """Put text into the composer, and remember it as what stands there."""
+        self.composer.set_text(text)
+        if self.editing is None:
+            self._keep(text)
 
     def keep_composed(self) -> None:
         if self.editing is None:
-            self.composed[self.session.chat_id or NEW_CHAT] = self.composer.text
+            self._keep(self.composer.text)
         self.editing = None
+
+    def _keep(self, text: str) -> None:
+        if self.composed.get(self.chat_key, "") == text:
+            return
+        self.composed[self.chat_key] = text
+        if parse(text) is None:
+            self.session.save_draft(self.session.chat_id, text)
+            self.save_drafts_soon()
 
     async def flush_queue(self) -> None:
         """Send what waits, if it can go now; one attempt at a time."""
@@ -99,7 +119,7 @@ class Composing(MessageActions, Sheets):
         raise NotImplementedError
 
     def _run_command(self, parsed: Parsed) -> None:
-        self.composer.set_text("")
+        self.fill("")
         if parsed.command is None:
             self.say(f"There is no command /{parsed.name}. A space before it sends it as text; /help lists all.")
             return
@@ -134,7 +154,7 @@ class Composing(MessageActions, Sheets):
 
     def _give_back(self, text: str) -> None:
         if not self.composer.text:
-            self.composer.set_text(text)
+            self.fill(text)
         else:
             self.composer.remember(text)
 
@@ -145,7 +165,7 @@ class Composing(MessageActions, Sheets):
             if choice is None:
                 return
             if self.composer.text == error.text:
-                self.composer.set_text("")
+                self.fill("")
             self.do(self._send_after_choice(choice, error.text, editing))
 
         self.app.push_screen(OverflowScreen(error, self.palette), chosen)

@@ -151,7 +151,8 @@ class MainScreen(Composing, ChatActions):
             return
         conversation = self.session.conversation
         draft = conversation.draft if conversation and not waiting else ""
-        text = self.composed.setdefault(self.session.chat_id or NEW_CHAT, draft)
+        self.composer.has_queued = bool(waiting)
+        text = self.composed.setdefault(self.chat_key, draft)
         if text != self.composer.text:
             self.composer.set_text(text)
         self.composer.prompts = [message.content for message in self.session.messages if not message.is_reply]
@@ -222,7 +223,7 @@ class MainScreen(Composing, ChatActions):
             self.composer.focus()
         elif self.editing is not None:
             self.editing = None
-            self.composer.set_text(self.composed.get(self.session.chat_id or NEW_CHAT, ""))
+            self.composer.set_text(self.composed.get(self.chat_key, ""))
             self.show_bars()
         elif self.session.is_busy:
             self.do(self.session.stop())

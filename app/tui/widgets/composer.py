@@ -7,7 +7,7 @@ from textual.widgets import TextArea
 
 from ..bindings import COMPOSER_BINDINGS
 from ..commands import complete
-from ..messages import EditorRequested, PromptChanged, PromptSubmitted
+from ..messages import EditorRequested, PromptChanged, PromptSubmitted, QueuedWanted
 from ..render.sanitize import sanitize
 
 MAX_LINES = 10
@@ -31,6 +31,8 @@ class Composer(TextArea):
         self.highlight_cursor_line = False
         self.prompts: list[str] = []
         """Earlier prompts, oldest first; this sitting's and the open chat's, never a file."""
+        self.has_queued = False
+        """Whether a turn of this chat still waits to be sent."""
         self._position: int | None = None
         self._unsent = ""
 
@@ -59,6 +61,8 @@ class Composer(TextArea):
             self._enter()
         elif key == "tab" and (completed := complete(self.text)) is not None:
             self.set_text(completed)
+        elif key == "up" and self.has_queued and not self.text:
+            self.post_message(QueuedWanted())
         elif key == "up" and self.cursor_location[0] == 0 and self.wrapped_document_row == 0:
             return self._recall(-1)
         elif key == "down" and self._is_at_last_row:
@@ -110,7 +114,7 @@ class Composer(TextArea):
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
         event.stop()
         self._fit_height()
-        self.post_message(PromptChanged(self.text))
+        self.post_message(PromptChanged())
 
     def on_resize(self) -> None:
         self._fit_height()
@@ -121,4 +125,4 @@ class Composer(TextArea):
             self.styles.height = height
 
     def action_open_editor(self) -> None:
-        self.post_message(EditorRequested(self.text))
+        self.post_message(EditorRequested())

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from chatkv.app.tui.ports import TIP, RefusedError, ServiceLostError, Tip
+from chatkv.app.client.client import TIP, Tip
+from chatkv.app.tui.ports import RefusedError, ServiceLostError
 
 READY = {"name": "smollm2-135m", "state": "ready", "progress": 1.0, "context_tokens": 8192, "weight_format": "int4"}
 NO_MODEL = {"name": "", "state": "no_model", "progress": 0.0, "context_tokens": 0}
@@ -122,6 +123,7 @@ class FakeService:
         reply = self.add_message(chat_id, "assistant", "", status="incomplete")
         self.chats[chat_id]["state"] = "waiting"
         self.emit("message_added", chat_id=chat_id, message=dict(reply))
+        self.emit("reply_progress", chat_id=chat_id, message_id=reply["id"], phase="waiting")
         return reply
 
     # The port

@@ -96,6 +96,9 @@ def test_the_list_follows_the_states_that_the_service_names(board):
     assert list(board.live) == ["a"]
     board.apply({"type": "chat_updated", "chat": {"id": "a", "state": "idle"}})
     assert board.live == {}
+    board.begin_reply("b", "r")
+    board.apply({"type": "chat_updated", "chat": {"id": "b", "state": "idle"}})
+    assert list(board.live) == ["b"], "that word was older than the reply"
     board.apply({"type": "chat_deleted", "chat": {"id": "a"}})
     assert list(board.chats) == ["b"]
 
