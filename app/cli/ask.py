@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,7 +40,8 @@ def ask(
     async def run(client: Client) -> int:
         await _require_model(client, model)
         chat_id = await _open_chat(client, fields, chat, is_continued, private)
-        return await _stream(client.stream_turn(chat_id, prompt))
+        async with aclosing(client.stream_turn(chat_id, prompt)) as events:
+            return await _stream(events)
 
     try:
         code = with_client(run)

@@ -38,11 +38,13 @@ async def pull_with_display(client: Client, model: str, name: str | None = None)
     from chatkv.app.hub.reports import PullProgress
     from rich.console import Console
 
-    job = await client.pull_model(model, name)
+    job, message = await client.pull_model(model, name), ""
     with show_progress(Console(stderr=True)) as draw:
         try:
             while job["state"] == "running":
-                draw(PullProgress(job["stage"], job["done_bytes"], job["total_bytes"], "", job["message"]))
+                new = "" if job["message"] == message else job["message"]
+                message = job["message"]
+                draw(PullProgress(job["stage"], job["done_bytes"], job["total_bytes"], "", new))
                 await asyncio.sleep(POLL_S)
                 job = next(found for found in await client.list_jobs() if found["id"] == job["id"])
         except asyncio.CancelledError:

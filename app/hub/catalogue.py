@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 
 from ..errors import UserError
 from .specs import SourceSpec, parse_source
 
 _KEYS = frozenset(
-    {"description", "sources", "licence", "download_bytes", "context_tokens", "num_params", "sha256", "verified"}
+    {
+        "description",
+        "sources",
+        "licence",
+        "download_bytes",
+        "context_tokens",
+        "num_params",
+        "sha256",
+        "verified",
+        "sampling",
+    }
 )
 
 
@@ -31,6 +43,8 @@ class CatalogueEntry:
     """Hash of the weights file, whatever the source; None: the hub's own hash is all there is."""
     is_verified: bool
     """Whether this project computed the hash from the file itself."""
+    sampling: Mapping[str, float]
+    """What works best for chats where the weights' makers say nothing; goes into generation_config.json."""
 
     @property
     def specs(self) -> tuple[SourceSpec, ...]:
@@ -66,6 +80,8 @@ def _entry(name: str, table: dict[str, object]) -> CatalogueEntry:
     sources, sha256 = table["sources"], table.get("sha256")
     assert isinstance(sources, list)
     assert sha256 is None or isinstance(sha256, str)
+    sampling = table.get("sampling", {})
+    assert isinstance(sampling, dict)
     return CatalogueEntry(
         name=name,
         description=str(table["description"]),
@@ -76,6 +92,7 @@ def _entry(name: str, table: dict[str, object]) -> CatalogueEntry:
         num_params=_int(table["num_params"]),
         sha256=sha256,
         is_verified=table["verified"] is True,
+        sampling=MappingProxyType({key: float(value) for key, value in sampling.items()}),
     )
 
 

@@ -10,9 +10,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Provenance:
     source: str
     licence: str | None
     """None: what the weights themselves say, else unknown."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """What the catalogue recommends for this model."""
 
 
 def install(
@@ -66,7 +68,7 @@ def install(
     try:
         source = open_source(weights)  # refuses by name, before anything is written
         with _installing_folder(paths, name) as folder:
-            text = write_native_text(weights, folder)
+            text = write_native_text(weights, folder, provenance.sampling)
             _check_vocabulary(weights, text, source.hf_config)
             Tokenizer.from_dir(folder)  # refuses a tokenizer that the engine could not use, now and not at the start
             info = write_weights(source, folder, on_progress)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import UserError
@@ -15,6 +17,7 @@ from .gguf_metadata import read_metadata
 from .gguf_tokenizer import END_OF_TURN_TOKENS, convert_tokenizer
 
 FALLBACK_TEMPLATE = "plain_chat.jinja"
+_SAMPLING_KEYS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _SPECIAL_KINDS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -30,21 +33,25 @@ class NativeText:
     """As the weights name it; None when they do not."""
 
 
-def write_native_text(weights: Path, folder: Path) -> NativeText:
+def write_native_text(weights: Path, folder: Path, sampling: Mapping[str, float] = MappingProxyType({})) -> NativeText:
     """Write the tokenizer's files for `weights` (a .gguf file or a Hugging Face directory) into `folder`.
+
+    `sampling` goes into generation_config.json, over what the directory's own one recommends.
 
     Raises:
         UserError: there is no tokenizer, or one that chatkv cannot read.
     """
-    return _from_directory(weights, folder) if weights.is_dir() else _from_gguf(weights, folder)
+    read = _from_directory if weights.is_dir() else _from_gguf
+    return read(weights, folder, sampling)
 
 
-def _from_gguf(file: Path, folder: Path) -> NativeText:
+def _from_gguf(file: Path, folder: Path, sampling: Mapping[str, float]) -> NativeText:
     metadata = read_metadata(file)
     tokenizer = convert_tokenizer(metadata, file)
     _write_json(folder / "tokenizer.json", tokenizer.tokenizer_json)
     _write_config(folder, tokenizer.special_tokens, tokenizer.adds_bos)
-    _write_generation_config(folder, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.pad_token_id)
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_ids}
+    _write_generation_config(folder, {**ids, "pad_token_id": tokenizer.pad_token_id, **sampling})
     has_template = _write_template(folder, tokenizer.chat_template)
     licence = metadata.get("general.license")
     return NativeText(
@@ -56,7 +63,7 @@ def _from_gguf(file: Path, folder: Path) -> NativeText:
     )
 
 
-def _from_directory(source: Path, folder: Path) -> NativeText:
+def _from_directory(source: Path, folder: Path, sampling: Mapping[str, float]) -> NativeText:
     _take_tokenizer(source, folder)
     from tokenizers import Tokenizer
 
@@ -77,7 +84,8 @@ def _from_directory(source: Path, folder: Path) -> NativeText:
         bos_id = bos_ids[0]
     unique_eos = tuple(dict.fromkeys(eos_ids))
     _write_config(folder, special, bool(config.get("add_bos_token", False)))
-    _write_generation_config(folder, bos_id, unique_eos, None)
+    recommended = {key: generation.get(key) for key in _SAMPLING_KEYS}
+    _write_generation_config(folder, {"bos_token_id": bos_id, "eos_token_id": unique_eos, **recommended, **sampling})
     has_template = _write_template(folder, _template_of(source, config))
     return NativeText(bos_id, unique_eos, tokenizer.get_vocab_size(), has_template, None)
 
@@ -128,8 +136,7 @@ def _write_config(folder: Path, special_tokens: dict[str, str], adds_bos: bool) 
     _write_json(folder / "tokenizer_config.json", {**special_tokens, "add_bos_token": adds_bos})
 
 
-def _write_generation_config(folder: Path, bos_id: int | None, eos_ids: tuple[int, ...], pad_id: int | None) -> None:
-    values = {"bos_token_id": bos_id, "eos_token_id": list(eos_ids), "pad_token_id": pad_id}
+def _write_generation_config(folder: Path, values: dict[str, Any]) -> None:
     _write_json(folder / "generation_config.json", {key: value for key, value in values.items() if value is not None})
 
 

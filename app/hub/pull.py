@@ -6,9 +6,9 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import UserError
@@ -32,6 +32,7 @@ class PullPlan:
     sha256: str | None
     download_bytes: int
     """Size of the weights file; 0 while it is not known."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def plan_pull(name_or_spec: str, name: str | None = None) -> PullPlan:
@@ -43,7 +44,12 @@ def plan_pull(name_or_spec: str, name: str | None = None) -> PullPlan:
     if name_or_spec in catalogue():
         entry = find_entry(name_or_spec)
         return PullPlan(
-            checked_name(name or entry.name), entry.specs, entry.licence, entry.sha256, entry.download_bytes
+            checked_name(name or entry.name),
+            entry.specs,
+            entry.licence,
+            entry.sha256,
+            entry.download_bytes,
+            entry.sampling,
         )
     if is_source(name_or_spec):
         spec = parse_source(name_or_spec)
@@ -161,7 +167,7 @@ class _Pull:
             self.paths,
             self.plan.name,
             fetched.path,
-            Provenance(str(spec), self.plan.licence),
+            Provenance(str(spec), self.plan.licence, self.plan.sampling),
             lambda done, total: self._tell("import", done, total, spec),
             self.is_cancelled,
         )

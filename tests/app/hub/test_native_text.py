@@ -141,3 +141,10 @@ def test_a_directory_without_a_tokenizer_is_refused(source: Path, native: Path) 
     (source / "tokenizer.json").unlink()
     with pytest.raises(UserError, match="has no tokenizer"):
         write_native_text(source, native)
+
+
+def test_recommended_sampling_is_kept_and_the_catalogue_wins(source: Path, native: Path) -> None:
+    write(source / "generation_config.json", {"eos_token_id": 7, "temperature": 0.6, "top_k": 20})
+    write_native_text(source, native, {"temperature": 0.7})
+    written = read(native / "generation_config.json")
+    assert (written["temperature"], written["top_k"]) == (0.7, 20)
