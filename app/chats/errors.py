@@ -16,6 +16,10 @@ class ChatStateError(UserError):
     """The chat or message exists, but this cannot be done with it as it is now."""
 
 
+class DamagedError(sqlite3.DatabaseError):
+    """The database contradicts itself, though SQLite reports nothing. Not for people: the store mends it."""
+
+
 class ImportRefusedError(UserError):
     """A file is not an exported chat."""
 

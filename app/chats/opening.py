@@ -13,16 +13,12 @@ from pathlib import Path
 
 from . import rowcheck, salvage, schema, turns
 from .database import BUSY_TIMEOUT_S, ChatDatabase
-from .errors import NewerStoreError, StoreBusyError, as_user_error, is_corruption, primary_code
+from .errors import DamagedError, NewerStoreError, StoreBusyError, as_user_error, is_corruption, primary_code
 from .records import SalvageReport
 
 log = logging.getLogger(__name__)
 
 LOCK_POLL_S = 0.02
-
-
-class DamagedError(sqlite3.DatabaseError):
-    """A check found that the file contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,16 @@ def mend(db: ChatDatabase, error: sqlite3.Error) -> Opened | None:
         return None
     path = db.path
     assert path is not None
-    if (complaint := _complaint(db)) is None:
+    complaint = _complaint(db)
+    if complaint is None and isinstance(error, DamagedError):
+        try:
+            db.sql.execute("reindex")
+            return Opened(db, _mend_rows(db, str(error)))
+        except sqlite3.DatabaseError as worse:
+            if as_user_error(worse):
+                raise
+            complaint = str(worse)
+    if complaint is None:
         # The tables are sound: the search index is what is damaged, or nothing is.
         if not is_corruption(error):
             return None
@@ -115,6 +120,20 @@ def mend(db: ChatDatabase, error: sqlite3.Error) -> Opened | None:
     mended = _open_sound(path, db.now)
     _mark(mended, is_open=True)
     return Opened(mended, report)
+
+
+def check_missing(db: ChatDatabase) -> None:
+    """After a row was not found that somebody knows of: is it hidden by damage?
+
+    Raises:
+        DamagedError: the file contradicts itself.
+    """
+    if complaint := _complaint(db):
+        raise DamagedError(complaint)
+    for table in ("chats", "messages"):
+        # The plus sign keeps SQLite from using the index on the left side.
+        if db.row(f"select 1 from {table} a where not exists (select 1 from {table} b where b.id = +a.id)"):
+            raise DamagedError(f"the index of {table} does not know all rows")
 
 
 def _open_sound(path: Path, now: Callable[[], float]) -> ChatDatabase:
@@ -127,6 +146,8 @@ def _open_sound(path: Path, now: Callable[[], float]) -> ChatDatabase:
         raise _newer(path)
     if _has_only_wal(path):
         raise DamagedError("the file is empty, but its -wal file is not")
+    if _claims_to_be_read_only(path):
+        raise DamagedError("the header names an unknown file format")
     try:
         db = ChatDatabase.on_disk(path, now)
     except sqlite3.OperationalError as error:
@@ -155,14 +176,16 @@ def _newer(path: Path) -> NewerStoreError:
 
 
 def _check_rows(db: ChatDatabase) -> SalvageReport | None:
-    if _was_closed(db):
-        return None
+    return None if _was_closed(db) else _mend_rows(db, "single rows were damaged")
+
+
+def _mend_rows(db: ChatDatabase, reason: str) -> SalvageReport | None:
     found = rowcheck.mend(db)
     if not found.num_set_aside:
         return None
     (num_chats,) = db.sql.execute("select count(*) from chats").fetchone()
     (num_messages,) = db.sql.execute("select count(*) from messages").fetchone()
-    return SalvageReport("single rows were damaged", None, num_chats, num_messages, found.num_lost, found.num_set_aside)
+    return SalvageReport(reason, None, num_chats, num_messages, found.num_lost, found.num_set_aside)
 
 
 def _complaint(db: ChatDatabase) -> str | None:
@@ -190,6 +213,15 @@ def _mark(db: ChatDatabase, is_open: bool) -> None:
 def _has_only_wal(path: Path) -> bool:
     wal = path.with_name(path.name + "-wal")
     return path.exists() and not path.stat().st_size and wal.exists() and wal.stat().st_size > 0
+
+
+def _claims_to_be_read_only(path: Path) -> bool:
+    """SQLite opens a file whose write version it does not know for reading only. We write 1 or 2."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        header = file.read(20)
+    return header.startswith(b"SQLite format 3\0") and not {*header[18:20]} <= {1, 2}
 
 
 def _rebuild_index(db: ChatDatabase) -> bool:

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import RLock
-from types import TracebackType
 from typing import Literal, TypeVar
 
 from . import chats, export, importing, opening, schema, search, trash, tree, turns
 from .chats import UNSET, Unset
 from .database import PRIVATE_PREFIX, ChatDatabase
-from .errors import as_user_error
+from .errors import ChatNotFoundError, as_user_error
 from .importing import ImportResult
 from .records import Chat, ChatSettings, ChatSummary, Message, MessageStatus, ReplyStats, SalvageReport, SearchHit
 
@@ -41,6 +40,7 @@ class ChatStore:
         self._lock = RLock()
         self._private: ChatDatabase | None = None
         self._is_closed = False
+        self._was_checked = False
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file_lock = opening.StoreLock(path)
@@ -77,9 +77,7 @@ class ChatStore:
     def __enter__(self) -> ChatStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
     # Chats
@@ -243,13 +241,8 @@ class ChatStore:
 
     def purge_expired(self, days: float = 30) -> list[str]:
         """Remove what has been in the trash for `days`; returns the ids of the removed chats."""
-
-        def purge(db: ChatDatabase) -> list[str]:
-            found = trash.expired(db, days)
-            trash.purge(db, found)
-            return found
-
-        return self._run(False, purge) + (self._run(True, purge) if self._private else [])
+        private = self._run(True, lambda db: trash.purge_expired(db, days)) if self._private else []
+        return private + self._run(False, lambda db: trash.purge_expired(db, days))
 
     def export_chat(self, chat_id: str, format: Literal["json", "markdown"] = "json") -> str:
         """JSON: everything, all branches and ids. Markdown: the path to the tip, for people."""
@@ -264,10 +257,18 @@ class ChatStore:
         """
         return self._run(False, lambda db: importing.import_json(db, text))
 
-    # Inside
-
     def _on(self, row_id: str, operation: Callable[[ChatDatabase], T]) -> T:
-        return self._run(row_id.startswith(PRIVATE_PREFIX), operation)
+        def checked(db: ChatDatabase) -> T:
+            try:
+                return operation(db)
+            except ChatNotFoundError:
+                # Ids of others' making are common; a whole check is not: once is enough to know.
+                if not db.is_private and not self._was_checked:
+                    self._was_checked = True
+                    opening.check_missing(db)
+                raise
+
+        return self._run(row_id.startswith(PRIVATE_PREFIX), checked)
 
     def _run(self, is_private: bool, operation: Callable[[ChatDatabase], T]) -> T:
         with self._lock:

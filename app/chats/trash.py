@@ -18,9 +18,12 @@ def restore(db: ChatDatabase, chat_id: str) -> None:
     _set_trashed(db, chat_id, None)
 
 
-def expired(db: ChatDatabase, days: float) -> list[str]:
+def purge_expired(db: ChatDatabase, days: float) -> list[str]:
+    """Returns: the ids of the removed chats."""
     limit = db.now() - days * SECONDS_PER_DAY
-    return [row["id"] for row in db.rows("select id from chats where trashed_at <= ?", [limit])]
+    expired = [row["id"] for row in db.rows("select id from chats where trashed_at <= ?", [limit])]
+    purge(db, expired)
+    return expired
 
 
 def purge(db: ChatDatabase, chat_ids: Sequence[str]) -> None:

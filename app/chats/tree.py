@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 from .database import ChatDatabase
-from .errors import ChatNotFoundError
+from .errors import ChatNotFoundError, DamagedError
 from .records import Message
 from .rows import MESSAGE_COLUMNS, message_from_row, unpack_ids
 
@@ -35,7 +35,12 @@ def content_hash(parent_hash: bytes | None, role: str, content: str) -> bytes:
 
 
 def path(db: ChatDatabase, chat_id: str, tip_id: str | None, tokenizer_hash: str | None = None) -> list[Message]:
-    """Root to tip; empty without a tip. A missing parent (damage) begins the path."""
+    """Root to tip; empty without a tip.
+
+    Raises:
+        ChatNotFoundError: there is no such tip.
+        DamagedError: a message on the way is missing.
+    """
     if tip_id is None:
         return []
     rows = db.rows(f"{ANCESTORS} select {MESSAGE_COLUMNS} from up join messages m on m.id = up.id", {"id": tip_id})
@@ -45,6 +50,10 @@ def path(db: ChatDatabase, chat_id: str, tip_id: str | None, tokenizer_hash: str
     while at is not None and (row := by_id.pop(at, None)):
         ordered.append(row)
         at = row["parent_id"]
+    if not ordered and not db.row("select 1 from chats where id = ? and tip_id = ?", [chat_id, tip_id]):
+        message_row(db, tip_id)
+    if not ordered or ordered[0]["depth"] != len(ordered):
+        raise DamagedError(f"the way to message {tip_id} has gaps")
     return messages(db, chat_id, ordered[::-1], tokenizer_hash)
 
 

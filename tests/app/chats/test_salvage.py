@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from chatkv.app.chats import salvage
+from chatkv.app.chats.errors import ChatNotFoundError
 from chatkv.app.chats.pages import PAGE_SIZE
 from chatkv.app.chats.records import ChatSettings, MessageStatus, Role
 from chatkv.app.chats.store import ChatStore
@@ -86,7 +87,7 @@ MOST_LOST = {
 
 @pytest.mark.parametrize("damage", MOST_LOST)
 def test_any_damage_opens_and_the_rest_is_there(healthy: bytes, tmp_path: Path, damage: Damage) -> None:
-    _check_damage(healthy, tmp_path, damage, range(25))
+    _check_damage(healthy, tmp_path, damage, range(12))
 
 
 @pytest.mark.slow
@@ -213,6 +214,40 @@ def test_a_salvage_that_cannot_write_leaves_the_file_alone(
     monkeypatch.undo()
     with ChatStore(db_file) as store:
         assert _use(store) == NUM_CHATS * NUM_MESSAGES_A_CHAT
+
+
+def test_a_chat_that_its_index_forgot_is_found_again(store: ChatStore, talk: Talk) -> None:
+    talk.exchange("a", "b")
+    sql = store._disk.sql
+    page_of = dict(sql.execute("select name, rootpage from sqlite_master where type = 'index'").fetchall())
+    store._disk.checkpoint()
+    with store.file.open("r+b") as file:
+        file.seek((page_of["sqlite_autoindex_chats_1"] - 1) * PAGE_SIZE + 3)
+        file.write(bytes(2))  # The page holds no cells.
+    sql.execute("pragma shrink_memory")
+    assert store.get_chat(talk.chat.id).title == "a"
+    assert talk.texts() == ["a", "b"]
+
+
+def test_a_tip_that_never_was_is_not_found(store: ChatStore, talk: Talk) -> None:
+    talk.exchange("a", "b")
+    for _ in range(2):
+        with pytest.raises(ChatNotFoundError):
+            store.path(talk.chat.id, "f" * 24)
+    assert store.salvage_report is None
+
+
+def test_a_hole_in_the_way_is_mended_when_it_is_met(store: ChatStore, talk: Talk) -> None:
+    """The file was closed cleanly, so that opening looked at no rows."""
+    talk.exchange("a", "b")
+    third, _ = talk.exchange("c", "d")
+    store._disk.sql.execute("pragma foreign_keys = off")
+    store._disk.sql.execute("delete from messages where content = 'b'")
+    assert talk.texts() == ["c", "d"]
+    assert store.salvage_report is not None
+    assert (store.salvage_report.num_lost, store.salvage_report.damaged_file) == (1, None)
+    assert store.siblings(third.id)[-1] == third.id
+    assert store.list_chats()[0].num_messages == 2
 
 
 # Single rows
