@@ -36,6 +36,10 @@ VICUNA = (
     "{% for message in messages %}{% if message.role == 'assistant' %} ASSISTANT: {{ message.content }}</s>"
     "{% else %}USER: {{ message.content }}{% endif %}{% endfor %}{% if add_generation_prompt %} ASSISTANT:{% endif %}"
 )
+BARE = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}{{ message.content }};"
+    "{% else %}[INST]{{ message.content }}[/INST]{% endif %}{% endfor %}"
+)
 THINKING = (
     "{% for message in messages %}{% set content = message.content %}"
     "{% if message.role == 'assistant' and '</think>' in content and not loop.last %}"
@@ -73,6 +77,7 @@ KEEPS_ANSWERS = {
     "without-system": WITHOUT_SYSTEM,
     "plain": PLAIN,
     "vicuna": VICUNA,
+    "bare": BARE,
     "thinking": THINKING,
 }
 """Turn k's prompt and answer begin turn k + 1's prompt. (Thinking: as long as no answer has a thought to strip.)"""

@@ -150,6 +150,40 @@ def test_the_ids_spell_the_rendered_text(
     assert rendered.text == "".join(f"<|im_start|>user\n{c}<|im_end|>\n" for c in contents) + "<|im_start|>assistant\n"
 
 
+AROUND_ANSWERS = {
+    templates.CHATML: ("<|im_end|><|im_start|><|im_end|><|im_start|>", ""),
+    templates.PLAIN: ("", "\n\n###"),
+    templates.BARE: ("[INST][/INST]", ";"),
+}
+"""Template -> control tokens behind the first answer, text right behind it and before any control token."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shown", ["hello world", " \nhello\n \n", "\n", "hello wo"])
+def test_text_around_sampled_ids_is_neither_lost_nor_doubled(
+    make_transcript: Chat, tokenizer_folders: dict[str, Any], kind: str, shown: str
+) -> None:
+    tokenizer = tokenizer_folders[kind].tokenizer
+    ids = spelled(tokenizer, shown)
+    user = ChatMessage("user", "hi")
+    for source, (control, follows) in AROUND_ANSWERS.items():
+        transcript = make_transcript(kind, source)
+        start = len(transcript.render([user]).token_ids)
+        # Of an answer cut within white space the rest of it may go: white space at the ends is the ids'.
+        for kept in (ids, ids[:-1]) if shown == shown.rstrip() else (ids,):
+            rendered = transcript.render([user, ChatMessage("assistant", shown, kept), user])
+            behind = rendered.token_ids[start + len(kept) :]
+            text = "".join(
+                tokenizer.token_text(t) for t in (*kept, *behind) if t in set(tokenizer.special_ids.values())
+            )
+            expected = transcript.render([user, ChatMessage("assistant", shown), user])
+            assert rendered.text == expected.text
+            text_behind = tokenizer.decode(behind, is_text_start=False)
+            assert tokenizer.decode(expected.token_ids).endswith(text_behind)
+            assert text_behind.startswith(shown[len(tokenizer.decode(kept, is_text_start=False)) :] + follows)
+            assert text == control
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_stored_ids_the_prompt_is_the_librarys(
     make_transcript: Chat, tokenizer_folders: dict[str, Any], kind: str
@@ -436,6 +470,14 @@ def test_marks_are_read_back_where_they_were_put(texts: list[str]) -> None:
     for index, text in enumerate(escaped):
         assert page.text[page.starts[index] : page.ends[index]] == text.strip()
     assert len(page.offsets) == 2 * len(texts)
+
+
+def test_typed_escapes_and_marks_are_text() -> None:
+    escaper = Escaper(SPECIAL)
+    for typed in (escaper.escape("<s>"), with_marks("x", 0), escaper.escape(with_marks(escaper.escape("</s>"), 17))):
+        assert escaper.escape(typed) != typed
+        assert unescape(escaper.escape(typed)) == typed
+        assert read_marks(escaper.escape(typed)).offsets == []
 
 
 def test_overlapping_control_texts_are_all_escaped() -> None:
