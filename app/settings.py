@@ -43,6 +43,8 @@ class Settings(BaseSettings):
     """Size of the device pool; default min(25 % of RAM, 4 GiB) on the CPU, at least one context."""
     max_num_seqs: int = Field(32, ge=1, le=512)
     max_num_waiting: int = Field(64, ge=1, le=4096)
+    nice: int = Field(5, ge=0, le=19)
+    """How far the service stands back behind other programs, the terminal app among them."""
     threads: int | None = Field(None, ge=1)
     """Threads of the CPU backend; default: physical cores."""
     check_integrity: bool = False

@@ -124,6 +124,7 @@ class ChatRoutes:
 
     async def delete(self, chat_id: str) -> Response:
         await self.service.replies.stop_and_wait(chat_id)
+        self.service.replies.footprints.drop(chat_id)
         chat = await self.service.chats.run(lambda store: store.trash(chat_id))
         self.service.events.publish("chat_deleted", chat=self._summary(chat))
         return JsonResponse({"chat": self._full(chat)})

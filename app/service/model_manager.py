@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.settings import Settings
 
 from .errors import ApiError, not_found
+from .load_thread import LoadThread
 from .loaded import LoadedModel, Loader
+from .sse import end_task
 
 log = logging.getLogger(__name__)
 ALIASES = frozenset({"", "default", "local"})
@@ -193,10 +196,10 @@ class ModelManager:
         self._on_change()
 
     async def close(self) -> None:
-        """Refuse the waiters and free the model; a load that runs is waited for (its thread cannot be stopped)."""
+        """Refuse the waiters, abandon a load that runs, free the model."""
         self._fail_waiters(lambda _: True, ApiError(503, "The service is stopping.", "stopping"))
         if self._task is not None:
-            await asyncio.wait([self._task])
+            await end_task(self._task)
         await self._unload()
 
     def _pump(self) -> None:
@@ -222,13 +225,9 @@ class ModelManager:
         self._on_change()
 
     async def _load(self, name: str) -> None:
-        loop = asyncio.get_running_loop()
         try:
             await self._unload()
-            model = self._installed.get(name)
-            self._loaded = await asyncio.to_thread(
-                self._loader, model, lambda share: _post(loop, self._set_progress, share)
-            )
+            self._loaded = await LoadThread(self._loader, self._installed.get(name), self._set_progress).wait()
             self._remember(name)
             log.info("model %s is loaded", name)
         except Exception as error:
@@ -246,6 +245,8 @@ class ModelManager:
         if self._loaded is not None:
             model, self._loaded = self._loaded, None
             await asyncio.to_thread(model.close)
+            del model
+            gc.collect()  # Cycles would hold the old weights while the new ones are read.
             self._on_change()
 
     def _fail_waiters(self, is_meant: Callable[[_Waiter], bool], error: ApiError) -> None:
@@ -282,7 +283,3 @@ class ModelManager:
             self._last_model_file.write_text(name + "\n", "utf-8")
         except OSError as error:
             log.warning("cannot remember the model: %s", error)
-
-
-def _post(loop: asyncio.AbstractEventLoop, call: Callable[[float], None], value: float) -> None:
-    loop.call_soon_threadsafe(call, value)

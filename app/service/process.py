@@ -52,6 +52,7 @@ def run(is_detached: bool = False, port: int | None = None, make_service: MakeSe
     try:
         set_up_logging(paths.log_file, is_foreground=not is_detached)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        os.nice(settings.nice)
         _serve(paths, settings, lock, is_detached, port, make_service or _real_service)
     except UserError as error:
         log.error("%s", error)

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 FLUSH_S = 0.15
 """Text and ids go to the database at least this often; the promise is 0.25 s."""
 
+STOP_TIMEOUT_S = 5.0
+
 
 class Replies:
     """At most one reply per chat is written at a time. Lives on the event loop."""
@@ -46,6 +48,7 @@ class Replies:
         self.footprints = Footprints()
         self._live: dict[str, LiveReply] = {}
         self._claimed: set[str] = set()
+        self._is_stopping = False
 
     def live(self, chat_id: str) -> LiveReply | None:
         return self._live.get(chat_id)
@@ -143,13 +146,16 @@ class Replies:
 
     async def stop_all(self) -> None:
         """All replies end as "stopped", with everything they hold in the database."""
+        self._is_stopping = True
         tasks = [reply.task for reply in self._live.values() if reply.task is not None]
         for reply in self._live.values():
             reply.stop()
         if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
 
     def _claim(self, chat_id: str) -> None:
+        if self._is_stopping:
+            raise ApiError(503, "The service is stopping.", "stopping")
         if chat_id in self._live or chat_id in self._claimed:
             raise ApiError(409, "A reply is being written in this chat. Wait for it, or stop it.", "chat_busy")
         self._claimed.add(chat_id)

@@ -77,6 +77,8 @@ async def run_service(
     if tcp_socket is not None and policy is not None:
         listeners.append((_Listener(Gate(app, policy)), tcp_socket))
     serving = [asyncio.create_task(listener.serve(sockets=[bound])) for listener, bound in listeners]
+    for task in serving:
+        task.add_done_callback(lambda _: service.stop_wanted.set())
     service.start()
     log.info("service %d listens on %s and %s", os.getpid(), endpoints.socket, endpoints.url or "no TCP port")
     on_ready(service)

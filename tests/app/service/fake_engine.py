@@ -377,7 +377,7 @@ def main() -> int:
     from chatkv.app.service.service import Endpoints, Service
 
     pace = os.environ.get("CHATKV_FAKE_TOKENS_PER_S")
-    models = FakeModels(tokens_per_s=float(pace) if pace else None)
+    models = FakeModels(tokens_per_s=float(pace) if pace else None, max_num_waiting=64)
 
     def make(paths: Paths, settings: Settings, endpoints: Endpoints) -> Service:
         return Service(paths, settings, models, models.load, endpoints)

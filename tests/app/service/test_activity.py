@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from chatkv.app.service import activity
 from chatkv.app.service.activity import Activity
 

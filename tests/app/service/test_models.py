@@ -180,3 +180,15 @@ async def test_a_pull_of_an_unknown_name_is_refused(running: Running) -> None:
     assert refused.value.status == 400
     assert "no-such-model" in refused.value.message
     assert await running.client.list_jobs() == []
+
+
+async def test_stopping_does_not_wait_for_a_load(home: Path) -> None:
+    models = FakeModels()
+    models.load_gate.clear()
+    async with running_service(models) as running:
+        waiting = asyncio.create_task(running.complete("say hi"))
+        await until(lambda: len(running.service.models._waiters) == 1)
+        running.service.stop_wanted.set()
+        assert (await waiting).status_code == 503
+        await until(lambda: running.service.models.state == "no_model")
+        assert models.engines == []
