@@ -14,7 +14,7 @@ def _key(keys: str, action: str, what: str, id: str, *, priority: bool = False) 
 
 
 MAIN_BINDINGS: list[BindingType] = [
-    _key("escape", "escape", "Stop this chat's reply, else close what is open, else change focus", "main.escape"),
+    _key("escape", "escape", "Close what is open, else stop the reply, else change focus", "main.escape"),
     _key("ctrl+c", "interrupt", "Copy the selection, else stop, else twice to quit", "main.interrupt", priority=True),
     _key("ctrl+o", "chats", "Chats and search", "main.chats"),
     _key("ctrl+n", "new_chat", "New chat", "main.new"),
@@ -76,9 +76,9 @@ COMPOSER_BINDINGS: list[BindingType] = [
 ]
 
 COMPOSER_KEYS = (
-    ("enter", "Send (queued while a reply is being written)"),
-    ("ctrl+j", "New line; also Shift+Enter, or \\ then Enter"),
-    ("up / down", "Earlier prompts, at the first and last line"),
-    ("tab", "Complete a /command"),
+    ("Enter", "Send (queued while a reply is being written)"),
+    ("Ctrl+J", "New line; also Shift+Enter, or \\ then Enter"),
+    ("Up, Down", "Earlier prompts, at the first and last line"),
+    ("Tab", "Complete a /command"),
 )
 """Keys that the composer handles itself, for the help."""

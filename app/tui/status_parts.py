@@ -11,9 +11,11 @@ from .render import format
 from .render.bar import Part
 from .render.chat_rows import badge_text
 from .render.palette import Palette
+from .render.width import shorten
 from .widgets.item import live_text
 
 GAUGE_CELLS = 8
+TITLE_CELLS = 32
 SHORT_NAMES = {
     "temperature": "temp",
     "top_p": "top-p",
@@ -33,7 +35,7 @@ def model_part(board: Board, palette: Palette) -> Part:
             return [("service lost · reconnecting", palette.bad)]
         return [("starting the service", palette.warn)]
     if model.state == "ready":
-        details = " ".join(part for part in (model.weight_format, board.status.device) if part)
+        details = " ".join(part for part in (model.weight_format.partition("-")[0], board.status.device) if part)
         return [(model.name, palette.good), (f" {details}" if details else "", palette.dim)]
     if model.state == "loading":
         return [(f"loading {model.name} {100 * model.progress:.0f} %", palette.warn)]
@@ -96,7 +98,7 @@ def chat_right(
 def title_part(summary: ChatSummary | None, board: Board, palette: Palette) -> list[Part]:
     parts: list[Part] = [[("chatkv", palette.assistant)]]
     title = summary.shown_title if summary else "New chat"
-    parts.append([(title, palette.strong)])
+    parts.append([(shorten(title, TITLE_CELLS, palette.glyphs.ellipsis), palette.strong)])
     others = [live for chat_id, live in board.live.items() if summary is None or chat_id != summary.id]
     if others:
         words = badge_text(others[0]) if len(others) == 1 else f"{len(others)} other chats busy"

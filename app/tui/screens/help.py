@@ -18,6 +18,7 @@ from ..widgets.composer import Composer
 from ..widgets.transcript import Transcript
 from .sheet import Sheet
 
+NAMED_KEYS = {"pageup": "PageUp", "pagedown": "PageDown", "escape": "Esc"}
 NAMES = {"Composer": "Composer", "Transcript": "Conversation", "ChatList": "Chats"}
 
 
@@ -43,7 +44,7 @@ class HelpScreen(Sheet[None]):
             _section(text, pane, keymap)
         text.append("\nEverywhere\n", "bold")
         _keys(text, MAIN_BINDINGS, keymap)
-        _key(text, "ctrl+p", "All commands")
+        _key(text, "Ctrl+P", "All commands")
         for pane in panes[1:]:
             text.append("\n")
             _section(text, pane, keymap)
@@ -61,15 +62,26 @@ def _section(text: Text, pane: type[Widget], keymap: object) -> None:
     if pane is Composer:
         for keys, what in COMPOSER_KEYS:
             _key(text, keys, what)
-    _keys(text, pane.__dict__["BINDINGS"], keymap)
+    everywhere = {binding.description for binding in MAIN_BINDINGS if isinstance(binding, Binding)}
+    own = [b for b in pane.__dict__["BINDINGS"] if isinstance(b, Binding) and b.description not in everywhere]
+    _keys(text, own, keymap)
 
 
 def _keys(text: Text, bindings: Iterable[object], keymap: object) -> None:
     moved = keymap if isinstance(keymap, dict) else {}
     for binding in bindings:
         if isinstance(binding, Binding):
-            _key(text, moved.get(binding.id, binding.key).replace(",", ", "), binding.description)
+            _key(text, shown_keys(moved.get(binding.id, binding.key)), binding.description)
 
 
 def _key(text: Text, keys: str, what: str) -> None:
-    text.append(f"  {fit(keys, 22)}", "bold").append(f" {what}\n")
+    text.append(f"  {fit(keys, 18)}", "bold").append(f" {what}\n")
+
+
+def shown_keys(keys: str) -> str:
+    """`k,up` as `k, Up`; `ctrl+pageup` as `Ctrl+PageUp`."""
+    return ", ".join("+".join(_shown_part(part) for part in key.split("+")) for key in keys.split(","))
+
+
+def _shown_part(part: str) -> str:
+    return NAMED_KEYS.get(part, part if len(part) == 1 else part.capitalize())

@@ -94,11 +94,11 @@ class ModelsScreen(Sheet[None]):
         badge = palette.glyphs.writing if is_current else " "
         num_bytes = offer.size_bytes or offer.download_bytes
         text = Text(f"{badge} ", style=palette.good)
-        text.append(fit(offer.name, 26), palette.strong)
+        text.append(fit(offer.name, 22), palette.strong)
         text.append(fit(format.size(num_bytes) if num_bytes else "", 9), palette.dim)
         job = self._job(offer)
         if job is not None:
-            text.append(job_text(job, palette), palette.warn)
+            text.append(job_text(job, palette, cells=8), palette.warn)
         elif is_current and model.state == "loading":
             text.append(f"loading {100 * model.progress:.0f} %", palette.warn)
         elif is_current:

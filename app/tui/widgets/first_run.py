@@ -10,6 +10,7 @@ from ..render import format
 from ..render.palette import Palette
 
 BAR_CELLS = 24
+STAGES = {"download": "Downloading", "verify": "Checking", "import": "Importing"}
 
 
 class FirstRun(Static):
@@ -23,7 +24,7 @@ def first_run_text(offer: ModelOffer | None, job: Job | None, model: ModelState,
         text.append("Loading ", palette.strong).append(model.name, palette.good)
         text.append(f"\n{format.gauge(model.progress, BAR_CELLS, palette.glyphs)} {100 * model.progress:.0f} %")
     elif job is not None and job.state == "running":
-        text.append("Downloading ", palette.strong).append(job.name, palette.good)
+        text.append(f"{STAGES.get(job.stage, 'Preparing')} ", palette.strong).append(job.name, palette.good)
         text.append(f"\n{job_text(job, palette)}\n")
         text.append("You can write already: your message is sent when the model is there.  Esc cancels", palette.dim)
     else:
@@ -36,7 +37,7 @@ def first_run_text(offer: ModelOffer | None, job: Job | None, model: ModelState,
             text.append(f"{offer.name}", palette.good)
             facts = [format.size(offer.download_bytes)] if offer.download_bytes else []
             facts += [offer.licence] if offer.licence else []
-            facts += [f"{format.tokens(offer.context_tokens)} tokens of context"] if offer.context_tokens else []
+            facts += [f"{offer.context_tokens:,} tokens of context"] if offer.context_tokens else []
             text.append("".join(f" · {fact}" for fact in facts) + "\n", palette.text)
             action = "loads it" if offer.is_installed else "downloads it and starts"
             text.append("Enter", palette.strong).append(f" {action}   ").append("F3", palette.strong)
@@ -44,14 +45,14 @@ def first_run_text(offer: ModelOffer | None, job: Job | None, model: ModelState,
     return text
 
 
-def job_text(job: Job, palette: Palette) -> str:
+def job_text(job: Job, palette: Palette, cells: int = BAR_CELLS) -> str:
     """`▓▓▓▓░░░░ 61 %  62/101 MB · 18 MB/s · 0:04`, or the stage where there are no bytes to count."""
     if not job.total_bytes:
-        return f"{job.stage or 'starting'} {job.message}".strip()
+        return job.message or job.stage or "starting"
     parts = [f"{format.size(job.done_bytes)} of {format.size(job.total_bytes)}"]
     if job.rate_bytes_s > 0 and job.stage == "download":
         rest_s = (job.total_bytes - job.done_bytes) / job.rate_bytes_s
         parts += [f"{format.size(job.rate_bytes_s)}/s", format.duration(rest_s)]
     elif job.stage and job.stage != "download":
         parts.insert(0, job.stage)
-    return f"{format.gauge(job.share, BAR_CELLS, palette.glyphs)} {100 * job.share:.0f} %  {' · '.join(parts)}"
+    return f"{format.gauge(job.share, cells, palette.glyphs)} {100 * job.share:.0f} %  {' · '.join(parts)}"

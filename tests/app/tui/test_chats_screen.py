@@ -103,7 +103,7 @@ async def test_without_a_model_one_enter_downloads_loads_and_sends():
         await pilot.press("enter")
         await wait_for(pilot, "my first words", "not sent yet")
         await pilot.press("enter")
-        await wait_for(pilot, "Downloading smollm2-135m")
+        await wait_for(pilot, "Preparing smollm2-135m")
         job = {
             "id": "job-1",
             "name": "smollm2-135m",
@@ -112,7 +112,7 @@ async def test_without_a_model_one_enter_downloads_loads_and_sends():
             "total_bytes": 101_000_000,
         }
         service.emit("job", job={**job, "done_bytes": 61_000_000, "rate_bytes_s": 18e6})
-        await wait_for(pilot, "60 %", "61 MB of 101 MB · 18 MB/s")
+        await wait_for(pilot, "Downloading smollm2-135m", "60 %", "61 MB of 101 MB · 18 MB/s")
         service.models[0]["installed"] = True
         service.emit("job", job={**job, "done_bytes": 101_000_000, "state": "done"})
         await wait_until(pilot, lambda: service.called("load_model"), "loaded by itself")
@@ -129,14 +129,14 @@ async def test_a_failed_download_says_why_and_offers_again():
     async with running(service) as pilot:
         await wait_for(pilot, "Enter downloads it")
         await pilot.press("enter")
-        await wait_for(pilot, "Downloading")
+        await wait_for(pilot, "Preparing")
         service.emit(
             "job", job={"id": "job-1", "name": "smollm2-135m", "state": "failed", "error": "no route to the hub"}
         )
         await wait_for(pilot, "The download failed: no route to the hub", "Enter downloads it")
         await pilot.press("enter")
         await wait_until(pilot, lambda: len(service.called("pull_model")) == 2, "again")
-        await wait_for(pilot, "Downloading")
+        await wait_for(pilot, "Preparing")
         await pilot.press("escape")
         await wait_until(pilot, lambda: service.called("cancel_job"), "cancelled")
 

@@ -57,7 +57,7 @@ async def test_keys_can_be_moved_by_their_id():
     async with running(FakeService()) as pilot:
         pilot.app.set_keymap({"main.help": "f9"})
         await pilot.press("f9")
-        await wait_for(pilot, "arrows scroll", "f9")
+        await wait_for(pilot, "arrows scroll", "F9")
 
 
 async def test_copying_says_honestly_where_the_text_went(tmp_path, monkeypatch):
