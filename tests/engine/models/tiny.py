@@ -1,0 +1,88 @@
+"""Small random models, and ways to run them: shared by the tests of this folder and of the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from chatkv.engine.batch import NO_SLOT, Batch, SampleSpec, ScheduledSequence
+from chatkv.engine.config import BLOCK_SIZE
+from chatkv.engine.model_runner import ModelRunner
+from chatkv.engine.models.config import ModelConfig
+from chatkv.engine.models.decoder import Decoder, WeightFacts
+from chatkv.engine.models.names import tensor_shapes
+from chatkv.engine.quant.formats import PackedTensor
+from chatkv.engine.request import SamplingParams, TokenLogprob
+from chatkv.kernels import backend_for
+from chatkv.kernels.weights import FpWeight
+from torch import Tensor
+
+BASE: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+}
+
+
+class GreedySampler:
+    def sample(
+        self, logits: Tensor, specs: Sequence[SampleSpec], eos_ids: frozenset[int]
+    ) -> list[tuple[int, TokenLogprob | None]]:
+        assert len(logits) == len(specs)
+        return [(int(token), None) for token in logits.argmax(-1)]
+
+
+def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Hugging Face names -> float32 tensors, large enough that attention is far from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in tensor_shapes(config).items():
+        spread = 0.3 if len(shape) == 1 else 1.5 / shape[-1] ** 0.5
+        tensors[name] = torch.randn(shape, generator=generator) * spread + (1.0 if "norm" in name else 0.0)
+    return tensors
+
+
+def packed(tensor: Tensor) -> PackedTensor:
+    return FpWeight(tensor) if tensor.dim() == 2 else tensor
+
+
+def decoder_of(hf_config: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> Decoder:
+    config = ModelConfig.from_hf(hf_config)
+    tensors = random_tensors(config) if tensors is None else tensors
+    return Decoder(config, lambda name: packed(tensors[name]), WeightFacts("0" * 64, "fp32"), backend_for("cpu"))
+
+
+def runner_of(model: Decoder, num_blocks: int = 160) -> ModelRunner:
+    runner = ModelRunner(model, num_blocks, GreedySampler())
+    # Fresh memory is often zero; what lies in unwritten slots must not matter.
+    runner.pool.view(torch.float32).fill_(float("nan"))
+    return runner
+
+
+def sequence(
+    token_ids: Sequence[int], start: int, block_table: Sequence[int], samples: int = 0, *, is_stored: bool = True
+) -> ScheduledSequence:
+    """Tokens at positions start, start + 1, ...; `samples` greedy draws from the last row."""
+    positions = range(start, start + len(token_ids))
+    slots = [block_table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE if is_stored else NO_SLOT for p in positions]
+    spec = SampleSpec(SamplingParams(temperature=0.0), 0, positions.stop, (), ())
+    used = block_table[: (positions.stop - 1) // BLOCK_SIZE + 1]
+    return ScheduledSequence("request", tuple(token_ids), start, tuple(used), tuple(slots), (spec,) * samples)
+
+
+def logits_of(runner: ModelRunner, *sequences: ScheduledSequence) -> list[Tensor]:
+    """Logits of every row, per sequence."""
+    lengths = [len(s.token_ids) for s in sequences]
+    return list(runner.all_logits(Batch(sequences)).split(lengths))
+
+
+def random_ids(count: int, vocab_size: int, seed: int = 0) -> list[int]:
+    return torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
