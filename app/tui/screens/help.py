@@ -80,7 +80,12 @@ def _key(text: Text, keys: str, what: str) -> None:
 
 def shown_keys(keys: str) -> str:
     """`k,up` as `k, Up`; `ctrl+pageup` as `Ctrl+PageUp`."""
-    return ", ".join("+".join(_shown_part(part) for part in key.split("+")) for key in keys.split(","))
+    return ", ".join(_shown_key(key) for key in keys.split(","))
+
+
+def _shown_key(key: str) -> str:
+    parts = [_shown_part(part) for part in key.split("+")]
+    return "+".join([*parts[:-1], parts[-1].upper() if len(parts) > 1 and len(parts[-1]) == 1 else parts[-1]])
 
 
 def _shown_part(part: str) -> str:

@@ -18,7 +18,7 @@ from ..render import format
 from ..render.palette import Palette
 from ..render.width import fit
 from ..session import Session
-from ..widgets.first_run import job_text
+from ..widgets.first_run import STAGES, job_text
 from .sheet import Sheet
 
 REFRESH_S = 0.25
@@ -98,7 +98,7 @@ class ModelsScreen(Sheet[None]):
         text.append(fit(format.size(num_bytes) if num_bytes else "", 9), palette.dim)
         job = self._job(offer)
         if job is not None:
-            text.append(job_text(job, palette, cells=8), palette.warn)
+            text.append(STAGES.get(job.stage, "Preparing").lower(), palette.warn)
         elif is_current and model.state == "loading":
             text.append(f"loading {100 * model.progress:.0f} %", palette.warn)
         elif is_current:
@@ -110,7 +110,8 @@ class ModelsScreen(Sheet[None]):
         facts = [offer.licence, offer.description]
         if offer.context_tokens:
             facts.insert(0, f"{format.tokens(offer.context_tokens)} context")
-        text.append("\n    " + " · ".join(fact for fact in facts if fact), palette.dim)
+        second = job_text(job, palette, cells=12) if job else " · ".join(fact for fact in facts if fact)
+        text.append(f"\n    {second}", palette.warn if job else palette.dim)
         return text
 
     def _job(self, offer: ModelOffer) -> Job | None:
