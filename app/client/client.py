@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from enum import Enum
+from importlib.metadata import version
 from typing import Any, Self
 
 import httpx
@@ -18,6 +21,10 @@ Json = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)
 NO_TIMEOUT = httpx.Timeout(None, connect=10.0)
 """For what may wait for a model to load."""
+
+
+START_ATTEMPTS = 20
+RETRY_S = 0.1
 
 
 class Tip(Enum):
@@ -61,8 +68,17 @@ class Client:
         Raises:
             UserError: it could not be started.
         """
-        await ensure_running(self.paths, self._command)
+        for _ in range(START_ATTEMPTS):
+            await ensure_running(self.paths, self._command)
+            # A service that is just dying may still take the connection, but not answer.
+            with contextlib.suppress(ServiceLostError):
+                return await self.status()
+            await asyncio.sleep(RETRY_S)
         return await self.status()
+
+    def is_same_version(self, status: Json) -> bool:
+        """False: the service was started by another version; `stop` and `ensure_service` restart it."""
+        return bool(status.get("version") == version("chatkv"))
 
     async def status(self) -> Json:
         return await self._get("/chatkv/status")

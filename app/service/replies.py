@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import partial
 
 from chatkv.app.chats.errors import ChatStateError
 from chatkv.app.chats.records import Chat, ChatSummary, Message, MessageStatus, Role
-from chatkv.app.chats.store import ChatStore
 from chatkv.app.errors import UserError
 from chatkv.engine.errors import EngineError
-from chatkv.engine.request import GenerationRequest, Priority, RequestOutput
+from chatkv.engine.request import GenerationRequest, Priority
 
 from .cache_view import Footprints
 from .chat_prompt import Prompt, PromptMaker, chat_sampling
@@ -25,10 +21,9 @@ from .generations import Generations
 from .live_reply import STATUS_OF_REASON, LiveReply
 from .model_manager import ModelManager
 from .outputs import OutputStream, new_request_id
+from .reply_writer import ReplyWriter
 
 log = logging.getLogger(__name__)
-FLUSH_S = 0.15
-"""Text and ids go to the database at least this often; the promise is 0.25 s."""
 
 STOP_TIMEOUT_S = 5.0
 
@@ -44,7 +39,7 @@ class Replies:
         self._generations = generations
         self._events = events
         self._prompts = PromptMaker(chats, models, text_pool)
-        self._text_pool = text_pool
+        self._writer = ReplyWriter(chats, events, text_pool)
         self.footprints = Footprints()
         self._live: dict[str, LiveReply] = {}
         self._claimed: set[str] = set()
@@ -176,7 +171,7 @@ class Replies:
         self._claimed.discard(chat.id)
         self._live[chat.id] = reply
         self._events.publish("message_added", chat_id=chat.id, message=reply.message_json())
-        self._publish_progress(reply)
+        self._writer.publish_progress(reply)
         reply.task = asyncio.get_running_loop().create_task(self._run(chat, reply, prompt, num_siblings))
 
     async def _run(self, chat: Chat, reply: LiveReply, prompt: Prompt | None, num_siblings: int) -> None:
@@ -189,7 +184,7 @@ class Replies:
             reply.stream = await self._start(chat, reply, prompt, num_siblings)
             if reply.is_stop_wanted:
                 reply.stream.cancel()
-            await self._write(reply, reply.stream)
+            await self._writer.write(reply, reply.stream)
             status = STATUS_OF_REASON[reply.finish_reason] if reply.finish_reason else MessageStatus.STOPPED
             error_text = reply.error
         except asyncio.CancelledError:
@@ -202,7 +197,12 @@ class Replies:
             if refusal.status >= 500:
                 log.exception("reply %s failed", reply.message.id)
         finally:
-            await self._finish(reply, status, error_text)
+            try:
+                await self._writer.finish(reply, status, error_text)
+            finally:
+                self._live.pop(chat.id, None)
+            self._note_footprint(reply)
+            await self._announce(chat.id)
 
     async def _prepare_later(self, chat: Chat, reply: LiveReply) -> Prompt:
         """The prompt, once the model is ready; `reply.stop()` ends the wait."""
@@ -228,52 +228,10 @@ class Replies:
             raise
         return await self._generations.start(prompt.model, request)
 
-    async def _write(self, reply: LiveReply, stream: OutputStream) -> None:
-        """Outputs to events at once, to the database every `FLUSH_S`."""
-        tokenizer_hash = stream.model.text.tokenizer_hash
-        text, flushed_at = "", time.monotonic()
-        ids: list[int] = []
-        while not stream.is_finished:
-            has_more = bool(text or ids)
-            due_in = max(0.0, flushed_at + FLUSH_S - time.monotonic()) if has_more else None
-            outputs = await stream.next(due_in)
-            new_text, new_ids = reply.take(outputs)
-            text, ids = text + new_text, ids + new_ids
-            self._publish_outputs(reply, outputs, new_text)
-            if (text or ids) and (time.monotonic() - flushed_at >= FLUSH_S or stream.is_finished):
-                flush = partial(_append, reply.message.id, text, ids, tokenizer_hash)
-                text, ids, flushed_at = "", [], time.monotonic()
-                await self._chats.run(flush)
-
-    async def _finish(self, reply: LiveReply, status: MessageStatus, error: str | None) -> None:
-        """Close the reply in the database, whatever ended it, and tell everybody."""
-        ids: tuple[int, ...] | None = None
-        tokenizer_hash: str | None = None
-        stream = reply.stream
-        if stream is not None:
-            stream.close()
-            tokenizer_hash = stream.model.text.tokenizer_hash
-            cut = stream.model.text.answer_ids
-            loop = asyncio.get_running_loop()
-            ids = await loop.run_in_executor(self._text_pool, cut, tuple(reply.token_ids), reply.content)
-            self.footprints.note(
-                reply.chat_id, stream.model.name, stream.request.prompt_token_ids + reply.new_token_ids
-            )
-            reply.token_ids = list(ids)
-        message_id, stats = reply.message.id, reply.stats() if stream else None
-        try:
-            message = await self._chats.run(
-                lambda store: store.finish_reply(message_id, status, stats, error, ids, tokenizer_hash)
-            )
-            done = message.to_json()
-        except UserError as refusal:
-            # No space: what was flushed is safe, and the person still sees all of it, with the reason.
-            log.warning("reply %s could not be closed: %s", message_id, refusal.message)
-            done = reply.message_json() | {"status": MessageStatus.ERROR.value, "error": refusal.message}
-        finally:
-            self._live.pop(reply.chat_id, None)
-        self._events.publish("reply_done", chat_id=reply.chat_id, message=done)
-        await self._announce(reply.chat_id)
+    def _note_footprint(self, reply: LiveReply) -> None:
+        if (stream := reply.stream) is not None:
+            token_ids = stream.request.prompt_token_ids + reply.new_token_ids
+            self.footprints.note(reply.chat_id, stream.model.name, token_ids)
 
     async def _announce(self, chat_id: str) -> None:
         """The chat's line in everybody's list."""
@@ -282,24 +240,3 @@ class Replies:
         except UserError:
             return
         self._events.publish("chat_updated", chat=ChatSummary.to_json(chat, self.state(chat_id)))
-
-    def _publish_outputs(self, reply: LiveReply, outputs: Sequence[RequestOutput], text: str) -> None:
-        if text:
-            self._events.publish(
-                "reply_delta",
-                chat_id=reply.chat_id,
-                message_id=reply.message.id,
-                offset=len(reply.content) - len(text),
-                text=text,
-                num_tokens=len(reply.token_ids),
-                tokens_per_s=reply.tokens_per_s,
-            )
-        elif any(output.progress is not None for output in outputs):
-            self._publish_progress(reply)
-
-    def _publish_progress(self, reply: LiveReply) -> None:
-        self._events.publish("reply_progress", **reply.progress_event())
-
-
-def _append(message_id: str, text: str, ids: list[int], tokenizer_hash: str, store: ChatStore) -> None:
-    store.append_reply(message_id, text, ids, tokenizer_hash)
