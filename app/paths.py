@@ -100,22 +100,21 @@ class Paths:
         Raises:
             UserError: a folder cannot be made, or belongs to someone else.
         """
-        for folder in (
-            self.config_dir,
-            self.data_dir,
-            self.models_dir,
-            self.cache_dir,
-            self.state_dir,
-            self.socket_path.parent,
-        ):
+        for folder in (self.config_dir, self.data_dir, self.models_dir, self.cache_dir, self.state_dir):
             make_private_dir(folder)
+        # It may lie in a folder that everybody can write to: no link there is to be trusted.
+        make_private_dir(self.socket_path.parent, may_be_link=False)
 
 
-def make_private_dir(folder: Path) -> None:
-    """Make `folder` (and parents) and see that it is ours and closed to others."""
+def make_private_dir(folder: Path, *, may_be_link: bool = True) -> None:
+    """Make `folder` (and parents) and see that it is ours and closed to others.
+
+    Raises:
+        UserError: it cannot be made, is no folder, or belongs to someone else.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
+        status = folder.stat() if may_be_link else folder.lstat()
         if not stat.S_ISDIR(status.st_mode):
             raise UserError(f"{folder} is not a directory.", "Remove it, or set CHATKV_HOME to another folder.")
         if status.st_uid != os.getuid():
@@ -124,6 +123,5 @@ def make_private_dir(folder: Path) -> None:
             folder.chmod(0o700)
     except OSError as error:
         raise UserError(
-            f"Cannot use the folder {folder}: {error.strerror}.",
-            "Set CHATKV_HOME to a folder you can write to.",
+            f"Cannot use the folder {folder}: {error.strerror}.", "Set CHATKV_HOME to a folder you can write to."
         ) from error

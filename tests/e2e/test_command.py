@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from chatkv.app.client import Client
 from chatkv.app.paths import Paths
 
@@ -82,7 +83,11 @@ def test_ten_cold_clients_share_one_service(e2e_home: Path, chatkv: Run) -> None
     assert len(chatkv("chats", "list").stdout.splitlines()) == 10
 
 
-async def test_a_killed_service_loses_a_quarter_of_a_second_at_most(e2e_home: Path, chatkv: Run) -> None:
+async def test_a_killed_service_loses_a_quarter_of_a_second_at_most(
+    e2e_home: Path, chatkv: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATKV_HOME", str(e2e_home))  # where a client starts a service
+    monkeypatch.setenv("CHATKV_PORT", "0")
     assert await asyncio.to_thread(chatkv, "ask", "--max-tokens", "1", "warm up")
     paths = Paths.under(e2e_home)
     shown = ""
@@ -90,7 +95,7 @@ async def test_a_killed_service_loses_a_quarter_of_a_second_at_most(e2e_home: Pa
         status = await client.status()
         chat = await client.create_chat(sampling={"temperature": 0, "max_tokens": 400})
         try:
-            async for event in client.stream_turn(chat["id"], "Count slowly from one to one hundred in words."):
+            async for event in client.stream_turn(chat["id"], "Write a very long story about a river."):
                 shown += event.get("text", "")
                 if event["type"] == "reply_delta" and event["num_tokens"] >= 40:
                     os.kill(status["pid"], signal.SIGKILL)
