@@ -9,6 +9,8 @@ from ..errors import BrokenModelError, UnsupportedModelError
 from .architectures import ARCHITECTURES
 from .rope import RopeConfig
 
+MAX_LAYERS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -49,6 +51,9 @@ class ModelConfig:
             raise UnsupportedModelError(f"Activation {config['hidden_act']!r} is not supported; chatkv runs 'silu'.")
         try:
             num_layers = int(config["num_hidden_layers"])
+            # Before anything is built per layer: a damaged file may ask for billions.
+            if not 1 <= num_layers <= MAX_LAYERS:
+                raise BrokenModelError(f"config.json asks for {num_layers} layers; 1 to {MAX_LAYERS} are possible.")
             num_heads = int(config["num_attention_heads"])
             has_attention_bias = bool(config.get("attention_bias", False))
             model = cls(
@@ -88,9 +93,7 @@ class ModelConfig:
         return not self.is_head_tied
 
     def _validate(self) -> None:
-        sizes = (
-            "vocab_size hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim max_positions"
-        ).split()
+        sizes = ("vocab_size hidden_size intermediate_size num_heads num_kv_heads head_dim max_positions").split()
         for size in sizes:
             if getattr(self, size) < 1:
                 raise BrokenModelError(f"config.json: {size} must be at least 1, got {getattr(self, size)}.")
@@ -98,6 +101,8 @@ class ModelConfig:
             raise BrokenModelError(
                 f"config.json: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly."
             )
+        if not len(self.layer_windows) == len(self.layer_ropes) == self.num_layers:
+            raise BrokenModelError(f"config.json: a list of layer kinds does not name all {self.num_layers} layers.")
         if self.head_dim % 2:
             raise BrokenModelError(f"config.json: head_dim must be even, got {self.head_dim}.")
 

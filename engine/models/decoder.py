@@ -118,6 +118,7 @@ class Decoder:
         shape = asdict(config)
         for unrelated in ("rope", "max_positions", "layer_windows"):
             shape.pop(unrelated)
+        shape["layer_ropes"] = list(config.layer_ropes)
         frequencies = self._inverse_frequencies.numpy().astype("<f4").tobytes().hex()
         return {
             "format_version": 1,
