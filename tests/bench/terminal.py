@@ -63,6 +63,15 @@ class Terminal:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def waited_s(self) -> float:
+        """Time for which threads of the program could run and no core was free for them."""
+        tasks = f"/proc/{self.process.pid}/task"
+        waited_ns = 0
+        for task in os.listdir(tasks):
+            with open(f"{tasks}/{task}/schedstat") as file:
+                waited_ns += int(file.read().split()[1])
+        return waited_ns / 1e9
+
     def close(self, keys: bytes, timeout_s: float = 10.0) -> int:
         """Press what quits, and wait; kills what does not end. Its exit status."""
         self.press(keys)

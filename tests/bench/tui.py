@@ -151,7 +151,7 @@ async def measure(service: RunningService, report: Report, num_keys: int) -> Non
         await asyncio.sleep(0.1)
     terminal.press(CTRL_U)
     await asyncio.to_thread(open_chat_s, terminal, HOME + DOWN * 2, b"assistant")
-    before, started = terminal.cpu_s(), time.perf_counter()
+    before, waited, started = terminal.cpu_s(), terminal.waited_s(), time.perf_counter()
     running: list[int] = []
     typing = asyncio.create_task(asyncio.to_thread(key_latencies_s, terminal, num_keys))
     while not typing.done():
@@ -165,6 +165,8 @@ async def measure(service: RunningService, report: Report, num_keys: int) -> Non
         figure = f"key to screen, {NUM_CHATS} chats stream, {100 * share:.0f} %"
         report.add(figure, 1000 * percentile(busy, share), "ms", against=1000 * percentile(quiet, share), limit=limit)
     report.add(f"processor, {NUM_CHATS} chats stream and a person types", cpu, "% of a core")
+    waited = 100 * (terminal.waited_s() - waited) / (time.perf_counter() - started)
+    report.add("time waited for a free core meanwhile", waited, "%")
     talkers.cancel()
     status = await asyncio.to_thread(terminal.close, CTRL_Q)
     report.add("exit status", float(status), "", limit="0")
