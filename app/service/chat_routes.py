@@ -48,7 +48,7 @@ class ChatChange(BaseModel):
 
 
 class Turn(BaseModel):
-    text: str = Field(min_length=1)
+    text: str = Field(pattern=r"\S")
     parent_id: str | None = None
     """The message it answers; absent: the chat's tip; null: none, a new beginning."""
     stream: bool = False

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 
 from chatkv.app.chats.errors import ChatStateError
 from chatkv.app.chats.records import Chat, ChatSummary, Message, MessageStatus, Role
+from chatkv.app.chats.store import ChatStore
 from chatkv.app.errors import UserError
 from chatkv.engine.errors import EngineError
 from chatkv.engine.request import GenerationRequest, Priority
@@ -72,7 +73,7 @@ class Replies:
             installed = self._models.resolve(chat.model)
             if self._models.is_ready(chat.model):
                 prompt = await self._prompts.prepare(chat, tip_id, text=text)
-            user = await self._chats.run(lambda store: store.add_user_turn(chat_id, tip_id, text))
+            user = await self._chats.run(lambda store: _add_user_turn(store, chat, tip_id, text))
             reply = await self._chats.run(lambda store: store.begin_reply(chat_id, user.id, installed.name))
         except BaseException as error:
             self._unclaim(chat_id, prompt)
@@ -110,6 +111,7 @@ class Replies:
     async def continue_reply(self, chat_id: str) -> Message:
         """Go on with the last reply, after its exact ids."""
         self._claim(chat_id)
+        prompt: Prompt | None = None
         try:
             chat = await self._chats.run(lambda store: store.get_chat(chat_id))
             tip_id = chat.tip_id
@@ -119,11 +121,13 @@ class Replies:
             if tip.status is MessageStatus.COMPLETE:
                 raise ChatStateError("The reply is complete.", "Send a message, or regenerate it.")
             self._models.resolve(chat.model)
+            if self._models.is_ready(chat.model) and tip.content:
+                prompt = await self._prompts.prepare(chat, tip.id, is_continued=True)
             reply = await self._chats.run(lambda store: store.reopen_reply(tip.id))
         except BaseException:
-            self._unclaim(chat_id, None)
+            self._unclaim(chat_id, prompt)
             raise
-        self._launch(chat, reply, None)
+        self._launch(chat, reply, prompt)
         return reply
 
     def stop(self, chat_id: str) -> bool:
@@ -240,3 +244,12 @@ class Replies:
         except UserError:
             return
         self._events.publish("chat_updated", chat=ChatSummary.to_json(chat, self.state(chat_id)))
+
+
+def _add_user_turn(store: ChatStore, chat: Chat, parent_id: str | None, text: str) -> Message:
+    message = store.add_user_turn(chat.id, parent_id, text)
+    # A draft that was saved while this text was still being typed.
+    draft = chat.draft.strip()
+    if draft and draft != text.strip() and text.strip().startswith(draft):
+        store.update_chat(chat.id, draft="")
+    return message

@@ -105,6 +105,8 @@ class FakeEngine:
     max_num_waiting: int = 4
     tokens_per_s: float | None = None
     prefill_chunk: int = 1 << 30
+    limits_context: bool = False
+    """Answers end where prompt and answer fill the context."""
     requests: list[GenerationRequest] = field(default_factory=list)
     step_gate: threading.Event = field(default_factory=threading.Event)
 
@@ -222,6 +224,8 @@ class FakeEngine:
             return
         request = running.request
         limit = request.sampling.max_tokens
+        if limit is None and self.limits_context:
+            limit = self.context_tokens - len(request.prompt_token_ids)
         item = next(running.script, None)
         if item is None:
             self._end(running, FinishReason.STOP)

@@ -383,3 +383,29 @@ async def test_private_chats_reach_neither_disk_nor_lasting_blocks(running: Runn
     assert running.engine.requests[-1].is_transient
     with ChatStoreReader(running.paths.chats_db) as contents:
         assert contents == []
+
+
+async def test_drafts_are_kept_until_they_are_sent(running: Running) -> None:
+    chat = await running.client.create_chat()
+    for draft in ("say h", "another thought"):
+        await running.client.update_chat(chat["id"], {"draft": draft})
+        await running.client.send_turn(chat["id"], "say hi")
+        shown = await running.settled(chat["id"])
+        assert shown["chat"]["draft"] == ("" if draft == "say h" else draft)
+    for nothing in ("", "  \n "):
+        with pytest.raises(RefusedError) as refused:
+            await running.client.send_turn(chat["id"], nothing)
+        assert refused.value.status == 400
+
+
+async def test_a_reply_that_fills_the_context_cannot_be_continued_and_stays_as_it_is(home: Path) -> None:
+    async with running_service(FakeModels(fake_installed(context_tokens=64), limits_context=True)) as running:
+        await running.ready()
+        chat = await running.client.create_chat()
+        await running.client.send_turn(chat["id"], "count 90")
+        full = (await running.settled(chat["id"]))["messages"][-1]
+        assert full["status"] == "length"
+        with pytest.raises(RefusedError) as refused:
+            await running.client.continue_reply(chat["id"])
+        assert refused.value.code == "context_length_exceeded"
+        assert (await running.client.get_chat(chat["id"]))["messages"][-1] == full
