@@ -195,6 +195,8 @@ def _apply(store: ChatStore, chat_id: str, wanted: ChatChange) -> Chat:
         system = old.system if wanted.system is None else wanted.system
         sampling = old.sampling if wanted.sampling is None else wanted.sampling
         changes["settings"] = _settings(system, sampling)
+    if wanted.tip_id is not None:  # Another branch: what was said after that message comes back with it.
+        changes["tip_id"] = store.newest_leaf(chat_id, wanted.tip_id)
     return store.update_chat(chat_id, **changes)
 
 
