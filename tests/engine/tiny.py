@@ -1,4 +1,4 @@
-"""Small random models, and ways to run them: shared by the tests of this folder and of the runner."""
+"""Small random models, and ways to run them: shared by the tests of models and of the runner."""
 
 from __future__ import annotations
 

@@ -1,0 +1,185 @@
+"""The CPU backend computes what `kernels/reference.py` and `kernels/reference_attention.py` say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from chatkv.engine.kv_layout import KVLayout
+from chatkv.kernels import OPERATIONS, backend_for, reference, reference_attention
+from chatkv.kernels.cpu import CpuBackend
+from chatkv.kernels.reference_attention import SequenceSpan
+from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight, select_rows
+from torch import Tensor
+
+NUM_KV_HEADS, GROUP, HEAD_DIM, NUM_LAYERS, NUM_BLOCKS = 2, 3, 16, 2, 90
+
+
+@pytest.fixture(scope="module")
+def backend() -> CpuBackend:
+    backend = CpuBackend()
+    backend.seal(NUM_KV_HEADS * GROUP, NUM_KV_HEADS, HEAD_DIM)
+    return backend
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def random_weights(generator: torch.Generator, num_rows: int, num_groups: int) -> dict[str, Weight]:
+    def half() -> Tensor:
+        return torch.randn(num_rows, num_groups, generator=generator).half()
+
+    int8 = torch.randint(-128, 128, (num_rows, num_groups, 32), generator=generator, dtype=torch.int8)
+    int4 = torch.randint(0, 256, (num_rows, num_groups, 16), generator=generator, dtype=torch.uint8)
+    values = torch.randn(num_rows, num_groups * 32, generator=generator)
+    return {
+        "fp32": FpWeight(values),
+        "fp16": FpWeight(values.half()),
+        "bf16": FpWeight(values.bfloat16()),
+        "int8": Int8Weight(int8, half()),
+        "int4": Int4Weight(int4, half()),
+        "int4-affine": Int4Weight(int4, half(), half()),
+    }
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16", "int8", "int4", "int4-affine"])
+def test_linear_and_embedding_in_every_format(backend: CpuBackend, generator: torch.Generator, name: str) -> None:
+    weight = random_weights(generator, 50, 3)[name]
+    assert weight.shape == (50, 96)
+    matrix = reference.dequantise(weight)
+    assert matrix.shape == (50, 96)
+    x, bias = torch.randn(7, 96, generator=generator), torch.randn(100, generator=generator)
+    own = CpuBackend()
+    prepared = own.prepare_linear([weight, weight], bias)
+    own.seal(2, 2, 16)
+    found = own.linear(x, prepared)
+    expected = torch.cat([reference.linear(x, weight)] * 2, dim=1) + bias
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    ids = torch.tensor([3, 49, 3, 0])
+    assert torch.equal(backend.embedding(ids, weight), matrix[ids])
+    assert torch.equal(reference.dequantise(select_rows(weight, ids)), matrix[ids])
+
+
+def test_int4_layout_is_low_half_then_high_half() -> None:
+    quanta = torch.arange(16, dtype=torch.uint8).view(1, 1, 16) | (torch.arange(16, dtype=torch.uint8).flip(0) << 4)
+    scales, minimums = torch.tensor([[2.0]]).half(), torch.tensor([[-3.0]]).half()
+    columns = torch.cat((torch.arange(16), torch.arange(15, -1, -1))).float()
+    assert torch.equal(reference.dequantise(Int4Weight(quanta, scales))[0], 2 * (columns - 8))
+    assert torch.equal(reference.dequantise(Int4Weight(quanta, scales, minimums))[0], 2 * columns - 3)
+
+
+def test_rows_one_by_one_give_the_same_products(generator: torch.Generator) -> None:
+    """What runs where no row count keeps its bits."""
+    weight = FpWeight(torch.randn(40, 64, generator=generator))
+    x = torch.randn(9, 64, generator=generator)
+    own = CpuBackend()
+    prepared = own.prepare_linear([weight])
+    own.seal(2, 2, 16)
+    own._linears.row_multiple = None
+    assert str(own.numerics()["linear"]).endswith("single-rows")
+    found = own.linear(x, prepared)
+    torch.testing.assert_close(found, x @ weight.values.T, rtol=1e-5, atol=1e-5)
+    assert torch.equal(own.linear(x[4:5], prepared), found[4:5])
+
+
+def test_rms_norm(backend: CpuBackend, generator: torch.Generator) -> None:
+    x, weight = torch.randn(5, 96, generator=generator), torch.randn(96, generator=generator)
+    torch.testing.assert_close(backend.rms_norm(x, weight, 1e-5), F.rms_norm(x, (96,), weight, 1e-5))
+    heads, scales = torch.randn(5, 4, 16, generator=generator), torch.randn(4, 16, generator=generator)
+    found = backend.rms_norm(heads, scales, 1e-6)
+    torch.testing.assert_close(found[:, 2], F.rms_norm(heads[:, 2], (16,), scales[2], 1e-6))
+
+
+def test_silu_mul(backend: CpuBackend, generator: torch.Generator) -> None:
+    x = torch.randn(5, 14, generator=generator) * 30
+    torch.testing.assert_close(backend.silu_mul(x), F.silu(x[:, :7]) * x[:, 7:])
+    extreme = torch.tensor([[-200.0, 200.0, 1.0, 1.0]])
+    assert torch.equal(backend.silu_mul(extreme), torch.tensor([[0.0, 200.0]]))
+
+
+def test_rope_turns_pairs_by_their_angle(backend: CpuBackend) -> None:
+    angles = torch.tensor([[0.3, 1.2]])
+    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
+    found = backend.rope(x, angles.cos(), angles.sin())[0, 0]
+    for pair in (0, 1):
+        turned = complex(x[0, 0, pair], x[0, 0, pair + 2]) * complex(angles[0, pair].cos(), angles[0, pair].sin())
+        assert complex(found[pair], found[pair + 2]) == pytest.approx(turned, rel=1e-6)
+
+
+def pool_of(generator: torch.Generator) -> Tensor:
+    layout = KVLayout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, torch.float32)
+    kv = layout.views(layout.new_pool(NUM_BLOCKS, torch.device("cpu")))
+    kv.copy_(torch.randn(kv.shape, generator=generator))
+    return kv
+
+
+SPANS = {
+    "decode": [(1, 0), (1, 15), (1, 16), (1, 255), (1, 256), (1, 700)],
+    "first chunk": [(40, 0)],
+    "later chunk": [(70, 230)],
+    "long chunk": [(300, 301)],
+    "mixed": [(1, 300), (33, 16), (1, 5), (2, 0), (1, 600)],
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 257, 500])
+@pytest.mark.parametrize("case", SPANS)
+def test_paged_attention(backend: CpuBackend, generator: torch.Generator, case: str, window: int | None) -> None:
+    kv = pool_of(generator)
+    order = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
+    spans, used = [], 0
+    for num_rows, start in SPANS[case]:
+        num_blocks = -(-(start + num_rows) // 16)
+        spans.append(SequenceSpan(num_rows, start, [order[(used + i) % NUM_BLOCKS] for i in range(num_blocks)]))
+        used += num_blocks
+    num_rows = sum(span.num_rows for span in spans)
+    queries = torch.randn(num_rows, NUM_KV_HEADS * GROUP, HEAD_DIM, generator=generator)
+    plan = backend.plan_step(kv, torch.full((num_rows,), -1), spans)
+    for layer in range(NUM_LAYERS):
+        found = backend.paged_attention(plan, layer, queries, 0.4, window)
+        expected = reference_attention.paged_attention(queries, kv, layer, spans, 0.4, window)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_long_sequences_are_gathered_in_pieces(
+    backend: CpuBackend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = pool_of(generator)
+    spans = [SequenceSpan(200, 900, [i % NUM_BLOCKS for i in range(69)]), SequenceSpan(1, 800, range(51))]
+    queries = torch.randn(201, NUM_KV_HEADS * GROUP, HEAD_DIM, generator=generator)
+    found = []
+    for limit in (1 << 30, 2 * NUM_KV_HEADS * 256 * HEAD_DIM * 4 * 2, 1):
+        monkeypatch.setattr("chatkv.kernels.cpu.attention.MAX_GATHERED_BYTES", limit)
+        plan = backend.plan_step(kv, torch.full((201,), -1), spans)
+        found += [backend.paged_attention(plan, 1, queries, 0.4, window) for window in (None, 300)]
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[0], found[4])
+    assert torch.equal(found[1], found[3])
+    assert torch.equal(found[1], found[5])
+
+
+def test_kv_write_skips_rows_without_a_slot(backend: CpuBackend, generator: torch.Generator) -> None:
+    kv = pool_of(generator)
+    expected = kv.clone()
+    slots = torch.tensor([37, -1, 16 * 5, 16 * 5 + 1, NUM_BLOCKS * 16 - 1])
+    keys, values = (torch.randn(5, NUM_KV_HEADS, HEAD_DIM, generator=generator) for _ in range(2))
+    plan = backend.plan_step(kv, slots, [SequenceSpan(5, 0, [5])])
+    for layer in range(NUM_LAYERS):
+        backend.kv_write(plan, layer, keys, values)
+        reference_attention.kv_write(expected, layer, keys, values, slots)
+    assert torch.equal(kv, expected)
+    assert torch.equal(kv[2, 1, 0, :, 5], keys[0])
+
+
+def test_every_listed_operation_has_a_specification() -> None:
+    names = [operation.name for operation in OPERATIONS]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert hasattr(reference, name) or hasattr(reference_attention, name) or name == "sample", name
+
+
+def test_unknown_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="tpu"):
+        backend_for("tpu")
