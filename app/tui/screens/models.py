@@ -16,7 +16,7 @@ from ..ports import RefusedError, ServiceLostError
 from ..records import Job, ModelOffer
 from ..render import format
 from ..render.palette import Palette
-from ..render.width import fit
+from ..render.width import fit, shorten
 from ..session import Session
 from ..widgets.first_run import STAGES, job_text
 from .sheet import Sheet
@@ -111,7 +111,8 @@ class ModelsScreen(Sheet[None]):
         if offer.context_tokens:
             facts.insert(0, f"{format.tokens(offer.context_tokens)} context")
         second = job_text(job, palette, cells=12) if job else " · ".join(fact for fact in facts if fact)
-        text.append(f"\n    {second}", palette.warn if job else palette.dim)
+        room = max(20, self.query_one(OptionList).size.width - 6)
+        text.append(f"\n    {shorten(second, room)}", palette.warn if job else palette.dim)
         return text
 
     def _job(self, offer: ModelOffer) -> Job | None:
