@@ -20,7 +20,8 @@ from .loaded import LoadedModel, Loader
 from .model_views import effective_context
 
 log = logging.getLogger(__name__)
-MAX_DEFAULT_POOL_BYTES = 4 * 2**30
+BYTES_PER_EXPANDED_WEIGHT = 4
+"""The CPU path holds weights as fp32."""
 _SAMPLING_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 _SHARE_OF_IMPORT = 0.2
 """Importing torch is a noticeable part of a small model's start."""
@@ -42,11 +43,12 @@ def load_model(
     """
     import torch
     from chatkv.engine.block_hash import BlockHasher, CacheFingerprint
-    from chatkv.engine.config import BLOCK_SIZE, EngineConfig
+    from chatkv.engine.config import EngineConfig
     from chatkv.engine.engine import Engine
     from chatkv.engine.engine_thread import EngineThread
     from chatkv.engine.model_runner import ModelRunner
     from chatkv.engine.models.native import load_model as load_weights
+    from chatkv.engine.planner import machine_memory_bytes, plan_pool
     from chatkv.engine.sampler import Sampler
 
     from .model_text import ModelText
@@ -59,16 +61,23 @@ def load_model(
         on_progress=lambda share: on_progress(_SHARE_OF_IMPORT + (1 - _SHARE_OF_IMPORT) * share),
     )
     context_tokens = effective_context(installed, settings)
-    num_blocks = pool_blocks(settings.kv_bytes, decoder.layout.block_bytes, context_tokens, BLOCK_SIZE)
+    plan = plan_pool(
+        decoder.layout,
+        context_tokens,
+        weight_bytes=installed.num_params * BYTES_PER_EXPANDED_WEIGHT,
+        memory_bytes=machine_memory_bytes(),
+        pool_bytes=settings.kv_bytes,
+    )
+    log.info("%s", plan.explanation)
     eos_ids = text.tokenizer.eos_ids
     # Rows of the head beyond the tokenizer's ids are padding.
     num_tokens = min(decoder.config.vocab_size, text.vocab_size)
-    runner = ModelRunner(decoder, num_blocks, Sampler(num_tokens), eos_ids)
+    runner = ModelRunner(decoder, plan.num_blocks, Sampler(num_tokens), eos_ids)
     fingerprint = CacheFingerprint.from_facts(decoder.fingerprint_facts())
     hasher = BlockHasher(read_or_make_store_key(paths.store_key_file), fingerprint)
     config = EngineConfig(
         max_context_tokens=context_tokens,
-        num_blocks=num_blocks,
+        num_blocks=plan.num_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_waiting=settings.max_num_waiting,
         check_integrity=settings.check_integrity,
@@ -84,15 +93,6 @@ def load_model(
         engine=EngineThread(engine),
         text=text,
     )
-
-
-def pool_blocks(kv_bytes: int | None, block_bytes: int, context_tokens: int, block_size: int) -> int:
-    """Blocks of the device pool: what the setting says, else min(25 % of RAM, 4 GiB); at least one whole context."""
-    if kv_bytes is None:
-        ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        kv_bytes = min(ram_bytes // 4, MAX_DEFAULT_POOL_BYTES)
-        return max(kv_bytes // block_bytes, -(-context_tokens // block_size))
-    return max(kv_bytes // block_bytes, 1)
 
 
 def num_physical_cores() -> int:

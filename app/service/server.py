@@ -50,12 +50,24 @@ class _Listener(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                date_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
                 timeout_graceful_shutdown=GRACE_S,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             )
         )
+
+        self._stop_wanted = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stop_wanted.set()
+
+    async def main_loop(self) -> None:
+        """Sleeps; uvicorn's own wakes ten times a second."""
+        await self.on_tick(0)
+        await self._stop_wanted.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -86,7 +98,7 @@ async def run_service(
     log.info("stopping")
     await service.stop()
     for listener, _ in listeners:
-        listener.should_exit = True
+        listener.stop()
     await asyncio.wait(serving)
 
 
