@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -58,7 +59,9 @@ class PromptMaker:
                 return messages
 
             try:
-                rendered = await render(model, build, self._text_pool, continue_final=is_continued)
+                # The day the chat began, for good: a template with a date must not change the prefix at midnight.
+                day = dt.datetime.fromtimestamp(chat.created_at).astimezone().date()
+                rendered = await render(model, build, self._text_pool, continue_final=is_continued, today=day)
             except PromptTooLongError as error:
                 refusal = to_api_error(error)
                 refusal.details["choices"] = await ways_out(chat, path, text, model, self._text_pool)

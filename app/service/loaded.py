@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,8 +47,9 @@ class TextSide(Protocol):
         *,
         continue_final: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        today: dt.date | None = None,
     ) -> Rendered:
-        """Prompt ids by the model's chat template. Raises TemplateError."""
+        """Prompt ids by the model's chat template, which may know the date. Raises TemplateError."""
         ...
 
     def remember(self, prompt_token_ids: Sequence[int], text: str, sampled_ids: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,10 @@ class ModelText:
         *,
         continue_final: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        today: dt.date | None = None,
     ) -> Rendered:
         return self._transcript.render(
-            messages, continue_final=continue_final, template_kwargs=template_kwargs, memory=self._memory
+            messages, continue_final=continue_final, template_kwargs=template_kwargs, today=today, memory=self._memory
         )
 
     def remember(self, prompt_token_ids: Sequence[int], text: str, sampled_ids: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -22,6 +23,7 @@ async def render(
     *,
     continue_final: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
+    today: dt.date | None = None,
 ) -> Rendered:
     """The prompt, checked against the context. `messages` may be a function, which then runs in the pool too.
 
@@ -36,7 +38,7 @@ async def render(
         least = sum(model.text.min_num_tokens(message.content) for message in ready)
         if least >= model.context_tokens:
             raise PromptTooLongError(least, model.context_tokens)
-        return model.text.render(ready, continue_final=continue_final, template_kwargs=template_kwargs)
+        return model.text.render(ready, continue_final=continue_final, template_kwargs=template_kwargs, today=today)
 
     rendered = await asyncio.get_running_loop().run_in_executor(pool, work)
     if len(rendered.token_ids) >= model.context_tokens:

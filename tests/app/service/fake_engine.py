@@ -8,6 +8,7 @@ the message is echoed. CHATKV_FAKE_TOKENS_PER_S sets the pace (default: as fast 
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import sys
 import threading
@@ -49,6 +50,8 @@ class FakeText:
 
     def __init__(self) -> None:
         self.remembered: list[str] = []
+        self.days: list[dt.date | None] = []
+        """The day that each prompt was rendered for."""
 
     def min_num_tokens(self, text: str) -> int:
         return len(text.encode("utf-8", "surrogatepass"))
@@ -59,7 +62,9 @@ class FakeText:
         *,
         continue_final: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        today: dt.date | None = None,
     ) -> Rendered:
+        self.days.append(today)
         ids: list[int] = []
         for message in messages:
             if message.content == "template refuses":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from chatkv.app.chats.store import ChatStore
 from chatkv.app.client import RefusedError
 from chatkv.app.service import events as events_module
 
-from .fake_engine import encode, fake_installed
+from .fake_engine import FakeText, encode, fake_installed
 from .support import FakeModels, Json, Running, running_service, until
 
 
@@ -409,3 +411,17 @@ async def test_a_reply_that_fills_the_context_cannot_be_continued_and_stays_as_i
             await running.client.continue_reply(chat["id"])
         assert refused.value.code == "context_length_exceeded"
         assert (await running.client.get_chat(chat["id"]))["messages"][-1] == full
+
+
+async def test_a_chat_keeps_the_day_it_began_for_templates_with_a_date(running: Running) -> None:
+    """A4: a date that changes at midnight would make every open chat read its whole history again."""
+    chat = await running.client.create_chat()
+    week_ago = chat["created_at"] - 7 * 86400
+    with sqlite3.connect(running.paths.chats_db) as database:
+        database.execute("update chats set created_at = ? where id = ?", (week_ago, chat["id"]))
+    await running.client.send_turn(chat["id"], "say hi")
+    await running.settled(chat["id"])
+    model = running.service.models.loaded
+    assert model is not None
+    assert isinstance(model.text, FakeText)
+    assert model.text.days[-1] == dt.datetime.fromtimestamp(week_ago).astimezone().date()
