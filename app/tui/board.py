@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .records import ChatSummary, Job, Message, ModelState, ServiceStatus
+from .records import ChatSummary, Message
 from .render.sanitize import sanitize_line
+from .service_records import Job, ModelState, ServiceStatus
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""What the service tells, as records. Everything is sanitised here, on its way into the view, and nowhere else.
+"""What the service tells of chats, as records. Everything is sanitised here, on its way into the view, and (in
+`service_records`) nowhere else.
 
 Readers are tolerant: an unknown field is ignored, a missing one has a default, so that one odd row never hides a chat.
 """
@@ -9,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .json_fields import Json, integer, number, string
 from .render.sanitize import sanitize, sanitize_line
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class ReplyStats:
         if not data:
             return None
         return cls(
-            _integer(data, "num_prompt_tokens"),
-            _integer(data, "num_cached_tokens"),
-            _number(data, "ttft_s"),
-            _number(data, "tokens_per_s"),
-            _integer(data, "num_tokens"),
-            _number(data, "prefill_s"),
+            integer(data, "num_prompt_tokens"),
+            integer(data, "num_cached_tokens"),
+            number(data, "ttft_s"),
+            number(data, "tokens_per_s"),
+            integer(data, "num_tokens"),
+            number(data, "prefill_s"),
         )
 
 
@@ -55,19 +55,19 @@ class Message:
 
     @classmethod
     def from_json(cls, data: Json) -> Message:
-        content = _string(data, "content")
+        content = string(data, "content")
         return cls(
             id=str(data.get("id", "")),
             chat_id=str(data.get("chat_id", "")),
             parent_id=data.get("parent_id") and str(data["parent_id"]),
-            role=_string(data, "role") or "user",
+            role=string(data, "role") or "user",
             content=sanitize(content),
             num_source_chars=len(content),
-            status=_string(data, "status") or "complete",
-            error=sanitize_line(_string(data, "error")),
-            created_at=_number(data, "created_at"),
-            model=sanitize_line(_string(data, "model")),
-            num_tokens=_integer(data, "num_tokens"),
+            status=string(data, "status") or "complete",
+            error=sanitize_line(string(data, "error")),
+            created_at=number(data, "created_at"),
+            model=sanitize_line(string(data, "model")),
+            num_tokens=integer(data, "num_tokens"),
             stats=ReplyStats.from_json(data.get("stats")),
         )
 
@@ -96,14 +96,14 @@ class ChatSummary:
     def from_json(cls, data: Json) -> ChatSummary:
         return cls(
             id=str(data.get("id", "")),
-            title=sanitize_line(_string(data, "title")),
-            updated_at=_number(data, "updated_at"),
+            title=sanitize_line(string(data, "title")),
+            updated_at=number(data, "updated_at"),
             is_pinned=bool(data.get("is_pinned")),
             is_private=bool(data.get("is_private")),
-            model=sanitize_line(_string(data, "model")),
-            num_messages=_integer(data, "num_messages"),
-            num_tokens=_integer(data, "num_tokens"),
-            state=_string(data, "state") or "idle",
+            model=sanitize_line(string(data, "model")),
+            num_messages=integer(data, "num_messages"),
+            num_tokens=integer(data, "num_tokens"),
+            state=string(data, "state") or "idle",
         )
 
     @property
@@ -130,118 +130,11 @@ class Conversation:
             summary=ChatSummary.from_json(chat),
             messages=tuple(Message.from_json(message) for message in data.get("messages") or ()),
             siblings={str(key): tuple(map(str, ids)) for key, ids in (data.get("siblings") or {}).items()},
-            system=sanitize(_string(chat, "system")),
+            system=sanitize(string(chat, "system")),
             sampling=chat.get("sampling") or {},
-            draft=sanitize(_string(chat, "draft")),
+            draft=sanitize(string(chat, "draft")),
             context_start_id=chat.get("context_start_id"),
         )
-
-
-@dataclass(frozen=True)
-class ModelState:
-    """The model that the service holds, or is loading."""
-
-    name: str = ""
-    state: str = "no_model"
-    progress: float = 0.0
-    error: str = ""
-    context_tokens: int = 0
-    weight_format: str = ""
-
-    @classmethod
-    def from_json(cls, data: Json | None) -> ModelState:
-        data = data or {}
-        return cls(
-            sanitize_line(_string(data, "name")),
-            _string(data, "state") or "no_model",
-            _number(data, "progress"),
-            sanitize_line(_string(data, "error")),
-            _integer(data, "context_tokens"),
-            sanitize_line(_string(data, "weight_format")),
-        )
-
-
-@dataclass(frozen=True)
-class ServiceStatus:
-    model: ModelState = field(default_factory=ModelState)
-    device: str = ""
-    num_running: int = 0
-    num_waiting: int = 0
-    batch_size: int = 0
-    kv_usage: float = 0.0
-
-    @classmethod
-    def from_json(cls, data: Json) -> ServiceStatus:
-        return cls(
-            ModelState.from_json(data.get("model")),
-            sanitize_line(_string(data, "device")),
-            _integer(data, "num_running"),
-            _integer(data, "num_waiting"),
-            _integer(data, "batch_size"),
-            _number(data, "kv_usage"),
-        )
-
-
-@dataclass(frozen=True)
-class ModelOffer:
-    """A model of the catalogue or on disk."""
-
-    name: str
-    is_installed: bool = False
-    is_loaded: bool = False
-    size_bytes: int = 0
-    download_bytes: int = 0
-    licence: str = ""
-    context_tokens: int = 0
-    description: str = ""
-    fits: bool = True
-
-    @classmethod
-    def from_json(cls, data: Json) -> ModelOffer:
-        return cls(
-            sanitize_line(_string(data, "name")),
-            bool(data.get("installed")),
-            bool(data.get("loaded")),
-            _integer(data, "size_bytes"),
-            _integer(data, "download_bytes"),
-            sanitize_line(_string(data, "licence")),
-            _integer(data, "context_tokens"),
-            sanitize_line(_string(data, "description")),
-            data.get("fits") is not False,
-        )
-
-
-@dataclass(frozen=True)
-class Job:
-    """A download or an import that the service works on."""
-
-    id: str
-    name: str = ""
-    stage: str = ""
-    done_bytes: int = 0
-    total_bytes: int = 0
-    rate_bytes_s: float = 0.0
-    state: str = "running"
-    error: str = ""
-    message: str = ""
-
-    @classmethod
-    def from_json(cls, data: Json) -> Job:
-        return cls(
-            str(data.get("id", "")),
-            sanitize_line(_string(data, "name")),
-            sanitize_line(_string(data, "stage")),
-            _integer(data, "done_bytes"),
-            _integer(data, "total_bytes"),
-            _number(data, "rate_bytes_s"),
-            _string(data, "state") or "running",
-            sanitize_line(_string(data, "error")),
-            sanitize_line(_string(data, "message")),
-        )
-
-    @property
-    def share(self) -> float:
-        return min(1.0, self.done_bytes / self.total_bytes) if self.total_bytes else 0.0
 
 
 @dataclass(frozen=True)
@@ -255,9 +148,9 @@ class SearchHit:
     def from_json(cls, data: Json) -> SearchHit:
         return cls(
             str(data.get("chat_id", "")),
-            sanitize_line(_string(data, "title")),
+            sanitize_line(string(data, "title")),
             str(data.get("message_id", "")),
-            sanitize_line(_string(data, "snippet")),
+            sanitize_line(string(data, "snippet")),
         )
 
 
@@ -273,22 +166,8 @@ class OverflowChoice:
     @classmethod
     def from_json(cls, data: Json) -> OverflowChoice:
         return cls(
-            _string(data, "kind"),
+            string(data, "kind"),
             data.get("context_start_id"),
-            _integer(data, "num_turns"),
-            _integer(data, "num_tokens_after"),
+            integer(data, "num_turns"),
+            integer(data, "num_tokens_after"),
         )
-
-
-def _string(data: Json, key: str) -> str:
-    value = data.get(key)
-    return value if isinstance(value, str) else ""
-
-
-def _number(data: Json, key: str) -> float:
-    value = data.get(key)
-    return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def _integer(data: Json, key: str) -> int:
-    return int(_number(data, key))

@@ -17,13 +17,14 @@ from rich.segment import Segment
 from rich.style import Style
 
 from . import blocks
-from .blocks import Container, Fence, ListItem, Quote
+from .blocks import Fence
 from .highlight import LineHighlighter
 from .inline import inline
 from .line import BLANK, Line, lines_from_rows
+from .nesting import Nesting
 from .palette import Palette
 from .table import Table, is_delimiter_row
-from .width import Run, cell_len, fit, to_segments, wrap_runs
+from .width import cell_len, fit, to_segments, wrap_runs
 
 MAX_PARAGRAPH_CHARS = 4096
 MIN_BODY_CELLS = 12
@@ -40,7 +41,7 @@ class MarkdownStream:
         self._palette = palette
         self._partial = ""
         self._is_line_cut = False
-        self._containers: list[Container] = []
+        self._nesting = Nesting(palette)
         self._paragraph: list[str] = []
         self._num_paragraph_chars = 0
         self._fence: Fence | None = None
@@ -82,7 +83,7 @@ class MarkdownStream:
         preview.__dict__.update(self.__dict__)
         preview.lines = []
         preview.code_blocks = []
-        preview._containers = [replace(container) for container in self._containers]
+        preview._nesting = self._nesting.copy()
         preview._paragraph = list(self._paragraph)
         preview._fence = replace(self._fence, lines=[]) if self._fence else None
         preview._highlighter = self._highlighter.copy() if self._highlighter else None
@@ -104,8 +105,9 @@ class MarkdownStream:
             self._take_block_line(line)
 
     def _take_code(self, line: str, fence: Fence, was_cut: bool) -> None:
-        depth, text, column = self._match_containers(line)
-        if depth < len(self._containers) and text.strip() and not was_cut:
+        match = self._nesting.match(line)
+        text = match.text
+        if match.depth < len(self._nesting) and text.strip() and not was_cut:
             self._close_block()
             self._take_block_line(line)
         elif not was_cut and fence.is_closed_by(text):
@@ -113,49 +115,27 @@ class MarkdownStream:
         else:
             text = line if was_cut else text
             indent = len(text) - len(text.lstrip(" "))
-            self._add_code(text if was_cut else text[min(indent, max(0, fence.indent - column)) :], fence, was_cut)
+            self._add_code(
+                text if was_cut else text[min(indent, max(0, fence.indent - match.column)) :], fence, was_cut
+            )
 
     def _take_block_line(self, line: str) -> None:
-        depth, text, column = self._match_containers(line)
-        stripped = text.lstrip(" ")
+        match = self._nesting.match(line)
+        stripped = match.text.lstrip(" ")
         if not stripped:
             self._close_block()
-            if depth < len(self._containers):
-                self._close_containers(self._first_quote(depth))
+            self._close_containers(self._nesting.first_quote(match.depth))
             self._is_gap_due = self._has_content
             return
-        column += len(text) - len(stripped)
+        column = match.column + len(match.text) - len(stripped)
         starts_block = self._starts_block(stripped)
-        if depth < len(self._containers) and (starts_block or not self._paragraph):
+        if match.depth < len(self._nesting) and (starts_block or not self._paragraph):
             self._close_block()
-            self._close_containers(depth)
+            self._close_containers(match.depth)
         elif starts_block:
             self._close_block()
-        stripped, column = self._open_containers(stripped, column)
+        stripped, column = self._nesting.open(stripped, column)
         self._take_leaf(stripped, column)
-
-    def _match_containers(self, line: str) -> tuple[int, str, int]:
-        """How many open containers the line continues, the text behind their prefixes, and its column."""
-        column = 0
-        for depth, container in enumerate(self._containers):
-            text = line[column:]
-            indent = len(text) - len(text.lstrip(" "))
-            if isinstance(container, Quote):
-                if indent > 3 or text[indent : indent + 1] != ">":
-                    return depth, text, column
-                column += indent + 1 + (text[indent + 1 : indent + 2] == " ")
-            elif not text.strip() or container.holds(column + indent):
-                column += min(indent, max(0, container.content_indent - column)) if text.strip() else 0
-            else:
-                return depth, text, column
-        return len(self._containers), line[column:], column
-
-    def _first_quote(self, start: int) -> int:
-        """A blank line ends an open quote, not a list."""
-        for depth in range(start, len(self._containers)):
-            if isinstance(self._containers[depth], Quote):
-                return depth
-        return len(self._containers)
 
     def _starts_block(self, text: str) -> bool:
         is_item = blocks.list_item(text, 0, 0, self._palette.glyphs) is not None
@@ -166,23 +146,6 @@ class MarkdownStream:
             or blocks.heading(text) is not None
             or blocks.fence(text, 0) is not None
         )
-
-    def _open_containers(self, text: str, column: int) -> tuple[str, int]:
-        while len(self._containers) < blocks.MAX_DEPTH:
-            if text.startswith(">"):
-                skip = 1 + (text[1:2] == " ")
-                self._containers.append(Quote())
-                text, column = text[skip:], column + skip
-            else:
-                num_lists = sum(isinstance(container, ListItem) for container in self._containers)
-                opened = blocks.list_item(text, column, num_lists, self._palette.glyphs)
-                if opened is None:
-                    break
-                self._containers.append(opened[0])
-                text, column = opened[1], opened[0].content_indent
-            indent = len(text) - len(text.lstrip(" "))
-            text, column = text[indent:], column + indent
-        return text, column
 
     # Blocks
 
@@ -259,24 +222,20 @@ class MarkdownStream:
         if not self._paragraph:
             return
         text, self._paragraph, self._num_paragraph_chars = "\n".join(self._paragraph), [], 0
-        style = self._palette.dim if any(isinstance(c, Quote) for c in self._containers) else self._palette.text
+        style = self._palette.dim if self._nesting.is_quoted else self._palette.text
         self._emit(self._wrapped(text, style))
 
     def _close_containers(self, depth: int) -> None:
-        for container in self._containers[depth:]:
-            if isinstance(container, ListItem) and container.is_marker_pending:
-                self._emit([Line([])])
-        del self._containers[depth:]
+        """Close all but the first `depth`; an item that ends without text still shows its marker."""
+        if depth < len(self._nesting) and self._nesting.is_marker_pending:
+            self._emit([Line([])])
+        self._nesting.close(depth)
 
     # Output
 
     @property
     def _body_cells(self) -> int:
-        used = sum(self._prefix_cells(container) for container in self._containers)
-        return max(MIN_BODY_CELLS, self._width - used)
-
-    def _prefix_cells(self, container: Container) -> int:
-        return cell_len(container.marker) + 1 if isinstance(container, ListItem) else 2
+        return max(MIN_BODY_CELLS, self._width - self._nesting.num_cells)
 
     def _wrapped(self, text: str, style: Style) -> list[Line]:
         lines: list[Line] = []
@@ -293,21 +252,9 @@ class MarkdownStream:
             self._is_gap_due = False
         self._has_content = True
         for line in lines:
-            first = self._prefix()
+            first = self._nesting.prefix()
             if first:
                 prefix = to_segments(first)
                 num_chars = sum(len(text) for text, _ in first)
                 line = Line([*prefix, *line.segments], line.joint, num_chars + line.num_prefix_chars)
             self.lines.append(line)
-
-    def _prefix(self) -> list[Run]:
-        runs: list[Run] = []
-        for container in self._containers:
-            if isinstance(container, Quote):
-                runs.append((f"{self._palette.glyphs.quote_bar} ", self._palette.dim))
-            elif container.is_marker_pending:
-                runs.append((f"{container.marker} ", self._palette.bullet))
-                container.is_marker_pending = False
-            else:
-                runs.append((" " * (cell_len(container.marker) + 1), self._palette.text))
-        return runs

@@ -13,10 +13,10 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ..ports import RefusedError, ServiceLostError
-from ..records import Job, ModelOffer
 from ..render import format
 from ..render.palette import Palette
 from ..render.width import fit, shorten
+from ..service_records import Job, ModelOffer
 from ..session import Session
 from ..widgets.first_run import STAGES, job_text
 from .sheet import Sheet

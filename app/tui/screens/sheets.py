@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..records import Job, ModelOffer
+from ..service_records import Job, ModelOffer
 from .desk import Desk
 
 

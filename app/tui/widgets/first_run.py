@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.text import Text
 from textual.widgets import Static
 
-from ..records import Job, ModelOffer, ModelState
 from ..render import format
 from ..render.palette import Palette
+from ..service_records import Job, ModelOffer, ModelState
 
 BAR_CELLS = 24
 STAGES = {"download": "Downloading", "verify": "Checking", "import": "Importing"}

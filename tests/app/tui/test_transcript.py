@@ -49,7 +49,7 @@ def rows(transcript: Transcript) -> list[str]:
 
 def check_integrity(transcript: Transcript) -> None:
     """Sizes agree with what was laid out, and everything in view is laid out."""
-    starts = transcript._starts
+    starts = transcript.stack.starts
     assert starts[-1] == sum(item.height for item in transcript.items) == transcript.virtual_size.height
     for index, item in enumerate(transcript.items):
         if item.is_laid_out:
@@ -67,9 +67,9 @@ async def test_only_what_is_in_view_is_laid_out():
 
 async def test_drawing_changes_no_sizes():
     async with showing(200) as (_, transcript):
-        before = (list(transcript._starts), transcript.virtual_size, transcript.scroll_y)
+        before = (list(transcript.stack.starts), transcript.virtual_size, transcript.scroll_y)
         rows(transcript)
-        assert (list(transcript._starts), transcript.virtual_size, transcript.scroll_y) == before
+        assert (list(transcript.stack.starts), transcript.virtual_size, transcript.scroll_y) == before
 
 
 async def test_going_up_line_by_line_shows_every_line_once():
@@ -98,7 +98,7 @@ async def test_a_resize_keeps_the_message_at_the_top():
     async with showing(300) as (pilot, transcript):
         transcript.mark_message("m150")
         await pilot.pause()
-        transcript.scroll_to(y=transcript._starts[150], animate=False)
+        transcript.scroll_to(y=transcript.stack.starts[150], animate=False)
         await pilot.pause()
         assert rows(transcript)[1].endswith("question 150")
         for width in (50, 120, 64):
@@ -163,7 +163,7 @@ async def test_the_mark_moves_by_messages_and_comes_into_view():
         for _ in range(20):
             transcript.move_cursor(-1)
             await pilot.pause()
-            top = transcript._starts[transcript.cursor]
+            top = transcript.stack.starts[transcript.cursor]
             assert transcript.scroll_y <= top < transcript.scroll_y + transcript.size.height
         assert transcript.marked.id == "m29"
         assert any(row.startswith("▌") for row in rows(transcript))

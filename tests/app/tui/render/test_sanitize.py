@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 
-from chatkv.app.tui.records import ChatSummary, Job, Message, ModelOffer, SearchHit
+from chatkv.app.tui.records import ChatSummary, Message, SearchHit
 from chatkv.app.tui.render.sanitize import sanitize, sanitize_line
+from chatkv.app.tui.service_records import Job, ModelOffer
 from hypothesis import given
 from hypothesis import strategies as st
 
