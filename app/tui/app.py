@@ -73,6 +73,12 @@ class ChatApp(App[int]):
             title = f"/{command.name}" + (f"  ({command.key})" if command.key else "")
             yield SystemCommand(title, command.what, partial(action))
 
+    def leave(self, status: int = 0) -> None:
+        """End the app; what stands in the composer is kept."""
+        if self.main_screen is not None and self.main_screen.is_mounted:
+            self.main_screen.keep_composed()
+        self.exit(status)
+
     async def close(self) -> None:
         """Save what was typed: with the service if it answers, else in a file. Called when the app has ended."""
         session = self.session

@@ -14,25 +14,28 @@ def _key(keys: str, action: str, what: str, id: str, *, priority: bool = False) 
 
 
 MAIN_BINDINGS: list[BindingType] = [
-    _key("escape", "escape", "Close what is open, else stop the reply, else change focus", "main.escape"),
+    _key(
+        "escape", "escape", "Close what is open, else stop the reply, else change focus", "main.escape", priority=True
+    ),
     _key("ctrl+c", "interrupt", "Copy the selection, else stop, else twice to quit", "main.interrupt", priority=True),
-    _key("ctrl+o", "chats", "Chats and search", "main.chats"),
-    _key("ctrl+n", "new_chat", "New chat", "main.new"),
-    _key("f1", "help", "Help", "main.help"),
-    _key("f2", "chat_settings", "Settings of this chat", "main.settings"),
-    _key("f3", "models", "Models", "main.models"),
-    _key("f4", "cache", "KV cache", "main.cache"),
-    _key("f5", "regenerate", "Another answer", "main.regenerate"),
-    _key("f6", "toggle_list", "Show or hide the chat list", "main.pane"),
-    _key("f7", "continue_reply", "Continue a stopped reply", "main.continue"),
-    _key("alt+up", "move_mark(-1)", "Mark the message before", "main.mark-up"),
-    _key("alt+down", "move_mark(1)", "Mark the message after", "main.mark-down"),
-    _key("alt+pageup", "live_chat(-1)", "Previous live chat", "main.live-previous"),
-    _key("alt+pagedown", "live_chat(1)", "Next live chat", "main.live-next"),
+    _key("ctrl+o", "chats", "Chats and search", "main.chats", priority=True),
+    _key("ctrl+n", "new_chat", "New chat", "main.new", priority=True),
+    _key("f1", "help", "Help", "main.help", priority=True),
+    _key("f2", "chat_settings", "Settings of this chat", "main.settings", priority=True),
+    _key("f3", "models", "Models", "main.models", priority=True),
+    _key("f4", "cache", "KV cache", "main.cache", priority=True),
+    _key("f5", "regenerate", "Another answer", "main.regenerate", priority=True),
+    _key("f6", "toggle_list", "Show or hide the chat list", "main.pane", priority=True),
+    _key("f7", "continue_reply", "Continue a stopped reply", "main.continue", priority=True),
+    _key("alt+up", "move_mark(-1)", "Mark the message before", "main.mark-up", priority=True),
+    _key("alt+down", "move_mark(1)", "Mark the message after", "main.mark-down", priority=True),
+    _key("alt+pageup", "live_chat(-1)", "Previous live chat", "main.live-previous", priority=True),
+    _key("alt+pagedown", "live_chat(1)", "Next live chat", "main.live-next", priority=True),
     _key("pageup", "scroll_transcript(-1)", "Scroll up", "main.page-up"),
     _key("pagedown", "scroll_transcript(1)", "Scroll down", "main.page-down"),
     _key("ctrl+q", "quit", "Quit", "main.quit", priority=True),
 ]
+"""Priority, so that keys typed in one burst act in order: `^N` and a text must not put the text into the old chat."""
 
 TRANSCRIPT_BINDINGS: list[BindingType] = [
     _key("k,up", "scroll_line(-1)", "Up", "transcript.up"),
@@ -70,9 +73,6 @@ COMPOSER_BINDINGS: list[BindingType] = [
     _key("ctrl+g", "open_editor", "Write in $EDITOR", "composer.editor"),
     _key("pageup", "screen.scroll_transcript(-1)", "Scroll the conversation up", "composer.page-up"),
     _key("pagedown", "screen.scroll_transcript(1)", "Scroll the conversation down", "composer.page-down"),
-    _key("f6", "screen.toggle_list", "Show or hide the chat list", "composer.pane"),
-    _key("f7", "screen.continue_reply", "Continue a stopped reply", "composer.continue"),
-    _key("ctrl+c", "screen.interrupt", "Copy the selection, else stop, else twice to quit", "composer.interrupt"),
 ]
 
 COMPOSER_KEYS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from functools import cached_property
 from typing import Any, cast
 
@@ -50,6 +51,8 @@ async def _run(paths: Paths, settings: Settings, service: ChatService) -> int:
         theme=settings.theme,
         is_ascii=settings.ascii_ui,
     )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, app.leave, 128 + number)
     try:
         status = await app.run_async(mouse=settings.mouse)
     finally:

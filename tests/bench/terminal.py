@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import termios
@@ -17,8 +18,8 @@ class Terminal:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], size: tuple[int, int] = (120, 36)):
         """`size` is (columns, rows)."""
         master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
         self._master = master
+        self._set_size(size)
         self._chunks: list[tuple[float, int]] = []
         """(time, length of the output after the chunk)"""
         self._changed = threading.Condition()
@@ -42,6 +43,10 @@ class Terminal:
         now = time.perf_counter()
         os.write(self._master, keys)
         return now
+
+    def resize(self, size: tuple[int, int]) -> None:
+        self._set_size(size)
+        self.process.send_signal(signal.SIGWINCH)
 
     def wait_for(self, text: bytes, since: int, timeout_s: float = 30.0) -> float:
         """The time at which output from position `since` on held `text`.
@@ -83,6 +88,9 @@ class Terminal:
                 self.process.wait()
             self._reader.join(timeout_s)
             os.close(self._master)
+
+    def _set_size(self, size: tuple[int, int]) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
 
     def _read(self) -> None:
         while True:

@@ -22,27 +22,27 @@ class ChatActions(Desk):
         self.session.begin_new()
         self.show_conversation()
         self.close_list()
-        self.composer.focus()
+        self.set_focus(self.composer)
 
     def action_chats(self) -> None:
         """Show the list and go to it; again: back to the composer."""
         if self.chat_list.has_focus:
             self.close_list()
-            self.composer.focus()
+            self.set_focus(self.composer)
             return
         self.open_list()
-        self.chat_list.focus()
+        self.set_focus(self.chat_list)
 
     def action_toggle_list(self) -> None:
         if self.has_class("-list-open") or (self.has_class("-wide") and not self.has_class("-list-hidden")):
             self.close_list(is_hidden=True)
-            self.composer.focus()
+            self.set_focus(self.composer)
         else:
             self.open_list()
 
     def action_search(self) -> None:
         self.open_list()
-        self.query_one("#search", Input).focus()
+        self.set_focus(self.query_one("#search", Input))
 
     def action_search_for(self, argument: str = "") -> None:
         self.action_search()
@@ -123,9 +123,9 @@ class ChatActions(Desk):
         await self.session.open_chat(chat_id)
         self.close_list()
         self.show_conversation()
-        self.composer.focus()
+        self.set_focus(self.composer)
         if message_id is not None and self.transcript.mark_message(message_id):
-            self.transcript.focus()
+            self.set_focus(self.transcript)
 
     async def _rename(self, chat: ChatSummary, title: str) -> None:
         await self.session.service.update_chat(chat.id, {"title": title})

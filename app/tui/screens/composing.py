@@ -70,7 +70,7 @@ class Composing(MessageActions, Sheets):
             return
         self.app.refresh(layout=True)
         self.fill(text)
-        self.composer.focus()
+        self.set_focus(self.composer)
 
     @property
     def chat_key(self) -> str:

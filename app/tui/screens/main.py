@@ -217,10 +217,10 @@ class MainScreen(Composing, ChatActions):
     def action_escape(self) -> None:
         if self.has_class("-list-open"):
             self.close_list()
-            self.composer.focus()
+            self.set_focus(self.composer)
         elif isinstance(self.focused, Input):
             self.query_one("#search", Input).value = ""
-            self.composer.focus()
+            self.set_focus(self.composer)
         elif self.editing is not None:
             self.editing = None
             self.composer.set_text(self.composed.get(self.chat_key, ""))
@@ -230,10 +230,10 @@ class MainScreen(Composing, ChatActions):
         elif self.is_first_run and self.first_job is not None and self.first_job.state == "running":
             self.do(self.cancel_first_run())
         elif self.composer.has_focus:
-            self.transcript.focus()
+            self.set_focus(self.transcript)
         else:
             self.transcript.clear_mark()
-            self.composer.focus()
+            self.set_focus(self.composer)
 
     def action_interrupt(self) -> None:
         selected = self.get_selected_text() or self.composer.selected_text
@@ -253,7 +253,7 @@ class MainScreen(Composing, ChatActions):
         self.app.exit(0)
 
     def action_move_mark(self, step: int) -> None:
-        self.transcript.focus()
+        self.set_focus(self.transcript)
         self.transcript.move_cursor(step)
 
     def action_scroll_transcript(self, step: int) -> None:
@@ -274,7 +274,7 @@ class MainScreen(Composing, ChatActions):
 
     @on(Input.Submitted, "#search")
     def _search_submitted(self) -> None:
-        self.chat_list.focus()
+        self.set_focus(self.chat_list)
         self.chat_list.action_move(-100_000)
 
     def save_drafts_soon(self) -> None:

@@ -41,7 +41,7 @@ class MessageActions(Desk):
             return
         self.editing = message
         self.composer.set_text(message.content)
-        self.composer.focus()
+        self.set_focus(self.composer)
         self.say("Editing: Enter sends it as a new branch, Esc leaves it.")
 
     def action_branch(self, step: int) -> None:

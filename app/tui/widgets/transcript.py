@@ -270,6 +270,8 @@ class Transcript(ScrollView, can_focus=True):
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         """The selected source text, and the line break that ends it."""
+        if selection.start is None and selection.end is None:
+            return "\n\n".join(item.message.content for item in self.items), "\n"
         return source_text(self._selected(selection)), "\n"
 
     def _selected(self, selection: Selection) -> Iterator[tuple[Line, Span]]:
