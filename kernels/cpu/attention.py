@@ -9,10 +9,13 @@ from torch import Tensor
 
 from ..reference_attention import SequenceSpan
 from .pool import PoolRows
+from .threads import single_thread
 from .tiles import KEY_TILE, MAX_QUERY_ROWS, TileProducts, TileResult, combine
 
 MAX_GATHERED_BYTES = 8 << 20
 """K and V that one pass holds beside the pool: what a last-level cache can keep."""
+SINGLE_THREAD_BYTES = 1 << 20
+"""K and V of a step's single rows that one thread reads in less time than it takes to wake another."""
 
 
 class TiledKeys:
@@ -43,10 +46,14 @@ def hidden_positions(query_positions: Tensor, tiles: Tensor, window: int | None)
     return distance < 0 if window is None else (distance < 0) | (distance >= window)
 
 
+def item_bytes(pool: PoolRows) -> int:
+    """K and V of one key tile."""
+    return 2 * pool.num_kv_heads * KEY_TILE * pool.head_dim * pool.rows.element_size()
+
+
 def pieces(num_items: int, pool: PoolRows) -> Iterator[slice]:
     """Items in runs whose K and V fit MAX_GATHERED_BYTES."""
-    item_bytes = 2 * pool.num_kv_heads * KEY_TILE * pool.head_dim * pool.rows.element_size()
-    size = max(1, MAX_GATHERED_BYTES // item_bytes)
+    size = max(1, MAX_GATHERED_BYTES // item_bytes(pool))
     return (slice(start, min(start + size, num_items)) for start in range(0, num_items, size))
 
 
@@ -54,23 +61,30 @@ class SingleRows:
     """All sequences of the step that have one row: each (sequence, key tile) is an item of one batch."""
 
     def __init__(self, pool: PoolRows, spans: Sequence[SequenceSpan], rows: Sequence[int], window: int | None):
-        keys = [TiledKeys(pool, span, window) for span in spans]
-        counts = torch.tensor([key.rows.shape[0] for key in keys])
+        keyed = [(TiledKeys(pool, span, window), span, row) for span, row in zip(spans, rows, strict=True)]
+        keyed.sort(key=lambda entry: -len(entry[0].rows))
+        items = [
+            (query, keys, rank)
+            for rank in range(len(keyed[0][0].rows))
+            for query, (keys, _, _) in enumerate(keyed)
+            if rank < len(keys.rows)
+        ]
         self.pool = pool
-        self.rows = torch.tensor(rows)
-        self.key_rows = torch.cat([key.rows for key in keys])
-        self.item_query = torch.repeat_interleave(torch.arange(len(spans)), counts)
-        starts = (counts.cumsum(0) - counts).unsqueeze(1)
-        place = torch.arange(int(counts.max()))
-        self.query_items = torch.where(place < counts.unsqueeze(1), starts + place, starts)
-        first_tiles = torch.tensor([key.first_tile for key in keys])
-        tiles = torch.arange(len(self.item_query)) - (starts.squeeze(1) - first_tiles)[self.item_query]
-        positions = torch.tensor([span.start_position for span in spans])[self.item_query]
+        self.rows = torch.tensor([row for _, _, row in keyed])
+        self.rank_sizes = [sum(rank < len(keys.rows) for keys, _, _ in keyed) for rank in range(len(keyed[0][0].rows))]
+        self.item_query = torch.tensor([query for query, _, _ in items])
+        self.key_rows = torch.stack([keys.rows[rank] for _, keys, rank in items])
+        tiles = torch.tensor([keys.first_tile + rank for _, keys, rank in items])
+        positions = torch.tensor([span.start_position for _, span, _ in keyed])[self.item_query]
         self.hidden = hidden_positions(positions.unsqueeze(1), tiles, window).unsqueeze(1)
         """bool [items, 1, 1, KEY_TILE]"""
 
     def attend(self, products: TileProducts, layer: int, queries: Tensor, outputs: Tensor) -> None:
         """Fill the rows of `outputs` [T, num_heads, head_dim] that belong to these sequences."""
+        with single_thread(len(self.item_query) * item_bytes(self.pool) <= SINGLE_THREAD_BYTES):
+            self._attend(products, layer, queries, outputs)
+
+    def _attend(self, products: TileProducts, layer: int, queries: Tensor, outputs: Tensor) -> None:
         num_heads, head_dim = queries.shape[1:]
         shape = (len(self.rows), self.pool.num_kv_heads, num_heads // self.pool.num_kv_heads, head_dim)
         own = products.pad_rows(queries.index_select(0, self.rows).view(shape))
@@ -79,7 +93,7 @@ class SingleRows:
             keys, values = (self.pool.gather(layer, part, self.key_rows[piece]) for part in (0, 1))
             item_queries = own.index_select(0, self.item_query[piece])
             parts.append(products.attend(item_queries, keys, values, self.hidden[piece], 0))
-        joined = combine(join(parts), self.item_query, self.query_items)
+        joined = combine(join(parts), self.item_query, self.rank_sizes)
         outputs.index_copy_(0, self.rows, joined[:, :, : shape[2]].reshape(-1, num_heads, head_dim))
 
 
@@ -103,7 +117,7 @@ class QueryTile:
         """bool [cut tiles, num_rows * group, KEY_TILE]"""
         num_items = last_tile + 1 - first_tile
         self.item_query = torch.zeros(num_items, dtype=torch.int64)
-        self.query_items = torch.arange(num_items).unsqueeze(0)
+        self.rank_sizes = [1] * num_items
 
 
 class Chunk:
@@ -148,7 +162,7 @@ class Chunk:
             run_hidden = hidden[max(0, run.start - tile.first_hidden) : max(0, run.stop - tile.first_hidden)]
             item_queries = own.expand(run.stop - run.start, *own.shape)
             parts.append(products.attend(item_queries, keys, values, run_hidden if len(run_hidden) else None, cut))
-        joined = combine(join(parts), tile.item_query, tile.query_items)[0, :, : grouped.shape[1]]
+        joined = combine(join(parts), tile.item_query, tile.rank_sizes)[0, :, : grouped.shape[1]]
         return joined.view(num_kv_heads, num_rows, -1, head_dim).transpose(0, 1).reshape(num_rows, num_heads, head_dim)
 
 

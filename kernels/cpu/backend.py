@@ -13,7 +13,11 @@ from ..weights import Weight, select_rows
 from .attention import Chunk, SingleRows
 from .linear import CpuLinear, LinearPath
 from .pool import PoolRows
+from .threads import single_thread
 from .tiles import KEY_TILE, TileProducts
+
+SINGLE_THREAD_NUMBERS = 1 << 15
+"""Elementwise work below this is done by one thread."""
 
 
 class CpuPlan:
@@ -107,7 +111,8 @@ class CpuBackend:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         # Not F.silu: its last few numbers go through a scalar exp with other bits, and where they lie depends on the
         # number of rows and threads. torch.exp has one path for all.
-        return reference.silu_mul(gate_up)
+        with single_thread(gate_up.numel() <= SINGLE_THREAD_NUMBERS):
+            return reference.silu_mul(gate_up)
 
     def kv_write(self, plan: CpuPlan, layer: int, keys: Tensor, values: Tensor) -> None:
         for part, numbers in enumerate((keys, values)):

@@ -7,6 +7,7 @@ zeros. So a row's bits depend neither on the rows beside it nor on how many tile
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .invariance import CANDIDATES, smallest_safe
+from .threads import single_thread
 
 KEY_TILE = 256
 """Positions. Part of the numerics: another size gives other bits."""
@@ -54,10 +56,13 @@ class TileProducts:
         for count, items, first in cases:
             # From `first` on: a row's place in the product must not matter either.
             rows = slice(first, first + count)
-            few_scores = torch.bmm(queries[:items, rows].clone(), keys[:items].transpose(1, 2))
-            few_outputs = torch.bmm(weights[:items, rows].clone(), keys[:items])
-            if not (torch.equal(few_scores, scores[:items, rows]) and torch.equal(few_outputs, outputs[:items, rows])):
-                unsafe.add(count)
+            for is_single in (False, True):
+                with single_thread(is_single):
+                    few_scores = torch.bmm(queries[:items, rows].clone(), keys[:items].transpose(1, 2))
+                    few_outputs = torch.bmm(weights[:items, rows].clone(), keys[:items])
+                is_same = torch.equal(few_scores, scores[:items, rows])
+                if not (is_same and torch.equal(few_outputs, outputs[:items, rows])):
+                    unsafe.add(count)
         # One row never goes to a batched product: torch has a path of its own for vectors.
         self.row_multiple = smallest_safe(unsafe | {1})
 
@@ -92,18 +97,28 @@ class TileProducts:
         return TileResult(outputs.view(queries.shape), scores.amax(-1), weights.amax(-1))
 
 
-def combine(result: TileResult, item_query: Tensor, query_items: Tensor) -> Tensor:
+def combine(result: TileResult, item_query: Tensor, rank_sizes: Sequence[int]) -> Tensor:
     """Join the tiles of each query tile -> [num_queries, num_kv_heads, rows, head_dim].
 
-    item_query: int64 [items], ascending; query_items: int64 [num_queries, most tiles], the items of each query,
-    filled up with its first one. `result.outputs` is overwritten.
+    Items come rank by rank: first the first key tile of every query, then the second of those that have two, and so
+    on; queries are ordered by their number of tiles, most first. rank_sizes: queries in each rank; item_query: int64
+    [items]. `result.outputs` is overwritten.
     """
     outputs, maxima, peaks = result
-    num_queries = query_items.shape[0]
-    largest = maxima[query_items].amax(1)
+    largest, *later = maxima.split(rank_sizes)
+    largest = largest.clone()
+    for more in later:
+        reached = largest[: len(more)]
+        torch.maximum(reached, more, out=reached)
     shares = torch.exp(maxima - largest.index_select(0, item_query)) / peaks
-    weighted = outputs.mul_(shares.unsqueeze(-1))
-    # index_add_ adds in the order of its index: tiles ascend.
-    total = weighted.new_zeros(num_queries, *weighted.shape[1:]).index_add_(0, item_query, weighted)
-    weight = shares.new_zeros(num_queries, *shares.shape[1:]).index_add_(0, item_query, shares)
-    return total.div_(weight.unsqueeze(-1))
+    total = added_by_rank(outputs.mul_(shares.unsqueeze(-1)), rank_sizes)
+    return total.div_(added_by_rank(shares, rank_sizes).unsqueeze(-1))
+
+
+def added_by_rank(numbers: Tensor, rank_sizes: Sequence[int]) -> Tensor:
+    """[items, ...] -> [num_queries, ...]: each query's items added one after the other, in ascending order."""
+    total, *later = numbers.split(rank_sizes)
+    total = total.clone()
+    for more in later:
+        total[: len(more)].add_(more)
+    return total

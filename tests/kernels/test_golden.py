@@ -65,5 +65,5 @@ def test_tiles_join_to_the_mean_of_what_is_seen() -> None:
     hidden = torch.zeros(2, 1, 4, KEY_TILE, dtype=torch.bool)
     hidden[:, :, 1:] = True  # Row 0 sees all four tiles, the others two.
     result = products.attend(queries, keys, values, hidden, 2)
-    joined = combine(result, torch.zeros(4, dtype=torch.int64), torch.arange(4).unsqueeze(0))
+    joined = combine(result, torch.zeros(4, dtype=torch.int64), [1, 1, 1, 1])
     assert joined[0, 0, :, 0].tolist() == [1.5, 0.5, 0.5, 0.5]
