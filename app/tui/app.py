@@ -26,7 +26,7 @@ WARM_UP_AFTER_S = 1.0
 class ChatApp(App[int]):
     TITLE = "chatkv"
     PAUSE_GC_ON_SCROLL = True
-    CSS = "ToastRack { align: right top; margin: 1 0; }"
+    CSS = "ToastRack { dock: top; align: right top; margin: 1 0 0 0; }"
     COMMAND_PALETTE_BINDING: ClassVar[str] = "ctrl+p"
 
     def __init__(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from .ports import RefusedError, ServiceLostError
 
+HTTP_NOT_FOUND = 404
+"""The chat is gone for good; its draft goes with it."""
 NEW_CHAT = ""
 """Key of the chat that the service does not know yet."""
 
@@ -44,8 +46,8 @@ class Drafts:
             except ServiceLostError:
                 return False
             except RefusedError as error:
-                is_done = error.code == "not_found" and is_done
-                if error.code != "not_found":
+                if error.status != HTTP_NOT_FOUND:
+                    is_done = False
                     continue
             if self._unsaved.get(chat_id) == text:
                 del self._unsaved[chat_id]

@@ -12,7 +12,8 @@ from .drafts import Drafts
 from .ports import ChatService, RefusedError
 from .records import ChatSummary, Conversation, Message, OverflowChoice
 
-QUEUED_CODES = frozenset({"chat_busy", "no_model", "model_not_found", "model_not_loaded", "model_loading"})
+OVERFLOW_CODE = "context_length_exceeded"
+PASSING_CODES = frozenset({"chat_busy", "queue_full", "stopping"})
 """Refusals that pass by themselves: the turn waits in the queue."""
 
 
@@ -25,6 +26,16 @@ class ContextOverflowError(Exception):
         self.num_prompt_tokens = int(error.details.get("n_prompt_tokens") or 0)
         self.context_tokens = int(error.details.get("n_ctx") or 0)
         self.choices = [OverflowChoice.from_json(choice) for choice in error.details.get("choices") or ()]
+
+
+class QueuedTurnRefusedError(Exception):
+    """The service does not take a turn that waited."""
+
+    def __init__(self, chat_id: str, text: str, refusal: RefusedError):
+        super().__init__(refusal.message)
+        self.chat_id = chat_id
+        self.text = text
+        self.refusal = refusal
 
 
 @dataclass(frozen=True)
@@ -124,9 +135,9 @@ class Session:
         try:
             answer = await self.service.send_turn(chat_id, text, **place)
         except RefusedError as error:
-            if error.code == "context_length_exceeded":
+            if error.code == OVERFLOW_CODE:
                 raise ContextOverflowError(text, error) from error
-            if error.code in QUEUED_CODES:
+            if self._is_passing(error):
                 self._queue(chat_id, text)
                 return False
             raise
@@ -136,14 +147,24 @@ class Session:
         return True
 
     async def flush_queue(self) -> list[str]:
-        """Send what waits, one turn a chat; returns the chats that were served. Called when something changed."""
+        """Send what waits, one turn a chat; returns the chats that were served. Called when something changed.
+
+        Raises:
+            QueuedTurnRefusedError: a turn will never be taken as it is; it left the queue.
+        """
         if not self.board.is_connected or self.board.status.model.state != "ready":
             return []
         served = []
         for chat_id, texts in list(self.queued.items()):
             if chat_id in self.board.live or not texts:
                 continue
-            answer = await self.service.send_turn(chat_id, texts[0])
+            try:
+                answer = await self.service.send_turn(chat_id, texts[0])
+            except RefusedError as error:
+                if self._is_passing(error):
+                    continue
+                self.queued[chat_id] = texts[1:]
+                raise QueuedTurnRefusedError(chat_id, texts[0], error) from error
             self.queued[chat_id] = texts[1:]
             self._save_draft(chat_id, "")
             if not self._take_turn(chat_id, answer):
@@ -205,6 +226,10 @@ class Session:
         await self._reload_if_open(chat_id)
 
     # Inside
+
+    def _is_passing(self, error: RefusedError) -> bool:
+        is_without_model = self.board.status.model.state != "ready" and error.code == "model_not_found"
+        return error.code in PASSING_CODES or is_without_model
 
     def _take_conversation(self, conversation: Conversation) -> None:
         self.conversation = conversation

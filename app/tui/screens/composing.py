@@ -10,12 +10,13 @@ from ..drafts import NEW_CHAT
 from ..messages import EditorRequested, PromptChanged, PromptSubmitted, QueuedWanted
 from ..ports import RefusedError, ServiceLostError
 from ..records import Message, OverflowChoice
-from ..session import ContextOverflowError
+from ..session import OVERFLOW_CODE, ContextOverflowError, QueuedTurnRefusedError
 from .desk import LOST_TEXT
 from .message_actions import MessageActions
 from .sheets import Sheets
 
 DRAFT_DELAY_S = 0.8
+FLUSH_EVERY_S = 0.3
 
 
 class Composing(MessageActions, Sheets):
@@ -103,10 +104,28 @@ class Composing(MessageActions, Sheets):
         try:
             if self.session.chat_id in await self.session.flush_queue():
                 self.show_conversation()
-        except ContextOverflowError as error:
-            self._ask_about_overflow(error, None)
+        except QueuedTurnRefusedError as error:
+            self._return_queued(error)
+        except ServiceLostError:
+            pass  # The bar says so, and the turn still waits.
         finally:
             self._is_flushing = False
+
+    def _return_queued(self, error: QueuedTurnRefusedError) -> None:
+        """The text goes back to where it was typed."""
+        if error.chat_id == self.session.chat_id:
+            self.show_conversation()
+            self._give_back(error.text)
+            if error.refusal.code == OVERFLOW_CODE:
+                self._ask_about_overflow(ContextOverflowError(error.text, error.refusal), None)
+                return
+        else:
+            before = self.composed.get(error.chat_id, "")
+            self.composed[error.chat_id] = "\n\n".join(part for part in (before, error.text) if part)
+            self.session.save_draft(error.chat_id, self.composed[error.chat_id])
+        self.say(
+            f"A queued message was refused and is a draft again: {error.refusal.message}", tone="error", timeout=10
+        )
 
     async def save_drafts(self) -> None:
         await self.session.drafts.flush(self._save_draft)

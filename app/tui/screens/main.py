@@ -27,12 +27,12 @@ from ..widgets.first_run import FirstRun
 from ..widgets.item import TranscriptItem
 from ..widgets.transcript import Transcript
 from .chat_actions import SEARCH_DELAY_S, ChatActions
-from .composing import DRAFT_DELAY_S, Composing
+from .composing import DRAFT_DELAY_S, FLUSH_EVERY_S, Composing
+from .sizes import CLASSES, size_class
 
 FRAMES_PER_S = 15
 AGES_EVERY_S = 30.0
 QUIT_AGAIN_S = 3.0
-SIZES = ("-wide", "-narrow", "-bare", "-too-small")
 
 
 class MainScreen(Composing, ChatActions):
@@ -72,6 +72,11 @@ class MainScreen(Composing, ChatActions):
         self.show_list()
         self.set_interval(1 / FRAMES_PER_S, self.drain)
         self.set_interval(AGES_EVERY_S, self.show_list)
+        self.set_interval(FLUSH_EVERY_S, self._flush_queue_if_any)
+
+    def _flush_queue_if_any(self) -> None:
+        if self.session.queued:
+            self.do(self.flush_queue())
 
     # Events of the service
 
@@ -88,8 +93,6 @@ class MainScreen(Composing, ChatActions):
         if changes.are_jobs_changed or changes.is_status_changed:
             self.follow_jobs()
             self.show_first_run()
-        if self.session.queued:
-            self.do(self.flush_queue())
         self.show_bars()
 
     async def _resync(self) -> None:
@@ -286,14 +289,8 @@ class MainScreen(Composing, ChatActions):
         self.show_bars()
 
     def on_resize(self, event: events.Resize) -> None:
-        width, height = event.size
-        if width < 40 or height < 10:
-            size = "-too-small"
-        elif width < 60 or height < 16:
-            size = "-bare"
-        else:
-            size = "-wide" if width >= 100 else "-narrow"
-        for name in SIZES:
-            self.set_class(name == size, name)
-        if size == "-wide":
+        fitting = size_class(*event.size)
+        for name in CLASSES:
+            self.set_class(name == fitting, name)
+        if fitting == "-wide":
             self.remove_class("-list-open")

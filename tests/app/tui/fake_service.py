@@ -263,5 +263,5 @@ class FakeService:
 
     def _chat(self, chat_id: str) -> dict[str, Any]:
         if chat_id not in self.chats:
-            raise refused("No such chat.", "not_found")
+            raise refused("No such chat.", "chat_not_found", 404)
         return self.chats[chat_id]

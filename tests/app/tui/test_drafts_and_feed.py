@@ -64,7 +64,7 @@ async def test_a_draft_of_a_chat_that_is_gone_does_not_block_the_others():
 
     async def save(chat_id: str, text: str) -> None:
         if chat_id == "gone":
-            raise refused("no such chat", "not_found", 404)
+            raise refused("no such chat", "chat_not_found", 404)
         saved.append(chat_id)
 
     drafts.put("gone", "x")

@@ -5,7 +5,7 @@ from chatkv.app.tui.board import Board, MessageAdded, ReplyDone, TextAdded
 from chatkv.app.tui.drafts import Drafts
 from chatkv.app.tui.ports import RefusedError
 from chatkv.app.tui.records import Message
-from chatkv.app.tui.session import ContextOverflowError, Session, Shown
+from chatkv.app.tui.session import ContextOverflowError, QueuedTurnRefusedError, Session, Shown
 from fake_service import NO_MODEL, FakeService, refused
 
 
@@ -97,6 +97,21 @@ async def test_without_a_model_the_turn_waits_for_it():
     assert await session.flush_queue() == [session.chat_id]
 
 
+async def test_a_queued_turn_that_is_refused_for_good_leaves_the_queue():
+    service = FakeService(NO_MODEL)
+    session = session_with(service)
+    await session.send("hello")
+    session.board.apply({"type": "model", "model": {"name": "m", "state": "ready"}})
+    service.refusals["send_turn"] = refused("busy", "queue_full", 429)
+    assert await session.flush_queue() == []
+    assert session.queued == {session.chat_id: ["hello"]}, "that one passes by itself"
+    service.refusals["send_turn"] = refused("no such model", "model_not_found", 404)
+    with pytest.raises(QueuedTurnRefusedError) as raised:
+        await session.flush_queue()
+    assert raised.value.text == "hello"
+    assert await session.flush_queue() == []
+
+
 async def test_a_queued_turn_can_be_taken_back():
     service = FakeService(NO_MODEL)
     session = session_with(service)
@@ -106,7 +121,7 @@ async def test_a_queued_turn_can_be_taken_back():
     assert session.queued == {}
 
 
-@pytest.mark.parametrize("code", ["chat_busy", "model_loading"])
+@pytest.mark.parametrize("code", ["chat_busy", "queue_full"])
 async def test_refusals_that_pass_by_themselves_queue_the_turn(code):
     service = FakeService()
     session = session_with(service)

@@ -78,6 +78,22 @@ async def test_a_turn_typed_while_the_reply_runs_waits_and_is_sent_after_it():
         await wait_gone(pilot, "not sent yet")
 
 
+async def test_a_queued_turn_that_is_refused_is_a_draft_again():
+    service = FakeService()
+    chat_id = service.add_chat("a", ("user", "q"))
+    async with running(service) as pilot:
+        await open_chat(pilot, chat_id)
+        service.begin_reply(chat_id)
+        await wait_for(pilot, "waiting")
+        await type_text(pilot, "second")
+        await pilot.press("enter")
+        await wait_for(pilot, "not sent yet")
+        service.refusals["send_turn"] = refused("The disk is full.", "refused")
+        service.finish(chat_id)
+        await wait_gone(pilot, "not sent yet")
+        await wait_until(pilot, lambda: main_screen(pilot).composer.text == "second", "given back")
+
+
 async def test_up_takes_a_queued_turn_back():
     service = FakeService()
     chat_id = service.add_chat("a", ("user", "q"))
