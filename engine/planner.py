@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
 from .config import BLOCK_SIZE
 from .errors import EngineError
 from .kv_layout import KVLayout
+from .models.config import ModelConfig
+from .models.names import tensor_shapes
 
 CPU_POOL_SHARE = 0.25
 CPU_POOL_LIMIT_BYTES = 4 << 30
@@ -69,6 +72,11 @@ def plan_pool(
         f"room for {num_blocks * BLOCK_SIZE} tokens or {num_blocks // context_blocks} full contexts."
     )
     return PoolPlan(num_blocks, block_bytes, max_context_tokens, explanation)
+
+
+def cpu_weight_bytes(config: ModelConfig) -> int:
+    """What the weights take once loaded on the CPU, where every number is held in float32."""
+    return 4 * sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 def machine_memory_bytes() -> int:

@@ -35,9 +35,9 @@ def unsafe_row_counts(product: Callable[[Tensor], Tensor], width: int) -> set[in
     """Row counts at which a product's rows differ from those of the largest product tried."""
     generator = torch.Generator().manual_seed(width)
     rows = torch.randn(LARGE_ROW_COUNTS[-1], width, generator=generator)
-    # A wide matrix (a head) is multiplied with few rows: those of one step's samples.
+    # A head is slow to try, and multiplied with few rows: those of one step's samples.
     num_outputs = product(rows[: CANDIDATES[-1]].clone()).shape[-1]
-    largest = 128 if num_outputs * width > 1 << 24 else LARGE_ROW_COUNTS[-1]
+    largest = 128 if num_outputs > 1 << 15 else LARGE_ROW_COUNTS[-1]
     expected = product(rows[:largest].clone())
     counts = [*SMALL_ROW_COUNTS, *(count for count in LARGE_ROW_COUNTS if count < largest)]
     # The last rows of the large product too: a row's place in it must not matter.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from chatkv.engine.kv_layout import KVLayout
-from chatkv.engine.planner import PoolTooSmallError, machine_memory_bytes, plan_pool
+from chatkv.engine.models.config import ModelConfig
+from chatkv.engine.planner import PoolTooSmallError, cpu_weight_bytes, machine_memory_bytes, plan_pool
+from tiny import BASE, random_tensors
 
 GIB = 1 << 30
 DEFAULT = KVLayout(30, 3, 64, torch.float32)
@@ -63,3 +65,8 @@ def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
 
 def test_machine_memory_is_plausible() -> None:
     assert 1 << 28 < machine_memory_bytes() < 1 << 46
+
+
+def test_loaded_weights_are_float32() -> None:
+    config = ModelConfig.from_hf(BASE | {"architectures": ["LlamaForCausalLM"]})
+    assert cpu_weight_bytes(config) == 4 * sum(t.numel() for t in random_tensors(config).values())
