@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatkv.app.errors import UserError
@@ -52,7 +54,7 @@ def run(is_detached: bool = False, port: int | None = None, make_service: MakeSe
     try:
         set_up_logging(paths.log_file, is_foreground=not is_detached)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        os.nice(settings.nice)
+        stand_back(settings.nice)
         _serve(paths, settings, lock, is_detached, port, make_service or _real_service)
     except UserError as error:
         log.error("%s", error)
@@ -60,6 +62,18 @@ def run(is_detached: bool = False, port: int | None = None, make_service: MakeSe
     finally:
         lock.release()
     return 0
+
+
+def stand_back(nice: int) -> None:
+    """Leave the processor to others first.
+
+    With autogroups, Linux weighs sessions, and the niceness of a process counts within its session only. A service that
+    was started in the background leads one of its own, whose niceness is set too.
+    """
+    os.nice(nice)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # A kernel without autogroups.
+            Path("/proc/self/autogroup").write_text(str(nice), "ascii")
 
 
 def _serve(
