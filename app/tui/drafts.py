@@ -33,7 +33,7 @@ class Drafts:
     def is_saved(self) -> bool:
         return not self._unsaved
 
-    async def flush(self, save: Callable[[str, str], Awaitable[None]], is_new_kept: bool = True) -> bool:
+    async def flush(self, save: Callable[[str, str], Awaitable[None]]) -> bool:
         """Give every draft to `save(chat_id, text)`; False when the service did not take them all.
 
         `save` gets an empty chat id for the new chat; an empty draft of it is forgotten.
@@ -41,7 +41,7 @@ class Drafts:
         is_done = True
         for chat_id, text in list(self._unsaved.items()):
             try:
-                if chat_id != NEW_CHAT or (text.strip() and is_new_kept):
+                if chat_id != NEW_CHAT or (text.strip()):
                     await save(chat_id, text)
             except ServiceLostError:
                 return False

@@ -33,6 +33,5 @@ class ChatChosen(Message):
     """The message that a search found."""
 
 
-@dataclass
 class MessagePicked(Message):
-    message_id: str
+    """Another message of the conversation was marked."""

@@ -166,7 +166,7 @@ class Session:
                 self.queued[chat_id] = texts[1:]
                 raise QueuedTurnRefusedError(chat_id, texts[0], error) from error
             self.queued[chat_id] = texts[1:]
-            self._save_draft(chat_id, "")
+            self.save_draft(chat_id, "")
             if not self._take_turn(chat_id, answer):
                 await self._reload_if_open(chat_id)
             served.append(chat_id)
@@ -185,7 +185,8 @@ class Session:
 
     def save_draft(self, chat_id: str | None, composed: str) -> None:
         """Remember what stands in the composer (and waits in the queue) of a chat; written by `drafts.flush`."""
-        self._save_draft(chat_id, composed)
+        waiting = self.queued.get(chat_id or "", [])
+        self.drafts.put(chat_id, "\n\n".join([*waiting, composed] if composed else waiting))
 
     async def stop(self) -> None:
         if self.chat_id is not None:
@@ -287,8 +288,4 @@ class Session:
 
     def _queue(self, chat_id: str, text: str) -> None:
         self.queued.setdefault(chat_id, []).append(text)
-        self._save_draft(chat_id, "")
-
-    def _save_draft(self, chat_id: str | None, composed: str) -> None:
-        waiting = self.queued.get(chat_id or "", [])
-        self.drafts.put(chat_id, "\n\n".join([*waiting, composed] if composed else waiting))
+        self.save_draft(chat_id, "")

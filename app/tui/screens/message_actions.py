@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from textual import on
+
 from .. import clipboard
+from ..messages import MessagePicked
 from ..records import Message
 from ..render.palette import Palette
 from ..render.stream import MarkdownStream
@@ -15,6 +18,11 @@ class MessageActions(Desk):
     editing: Message | None = None
     """The message that the composer's text will replace, as a branch."""
     _code_position: int = 0
+    """How many code blocks of the marked reply were copied already, from its end."""
+
+    @on(MessagePicked)
+    def _picked(self) -> None:
+        self._code_position = 0
 
     def action_stop(self) -> None:
         if self.session.is_busy:

@@ -126,7 +126,7 @@ class Transcript(ScrollView, can_focus=True):
             # One that is taller than the view begins at the top; one from below comes in just so far.
             y = min(top, bottom - self.size.height) if top > self.scroll_y else top
             self.scroll_to(y=max(0, y), animate=False)
-        self.post_message(MessagePicked(self.items[index].message.id))
+        self.post_message(MessagePicked())
         self._settle()
 
     def mark_message(self, message_id: str) -> bool:
@@ -256,7 +256,7 @@ class Transcript(ScrollView, can_focus=True):
         y = event.y + self.scroll_offset.y
         if self.items and y < self.stack.num_lines:
             self.cursor = self.stack.item_at(y)
-            self.post_message(MessagePicked(self.items[self.cursor].message.id))
+            self.post_message(MessagePicked())
             self.refresh()
 
     def on_focus(self) -> None:
