@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +91,7 @@ class Fields:
         value = self.get(*names)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self._wrong(names, "a number", value)
         return float(value)
 

@@ -122,6 +122,13 @@ async def test_nulls_are_absent_and_unknown_fields_are_ignored(running: Running)
     assert "tool_calls" not in answer.json()["choices"][0]["message"]
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty", "repeat_penalty"])
+async def test_a_number_too_large_for_a_float_is_refused_by_name(running: Running, name: str) -> None:
+    refused = await running.complete("say hi", **{name: 10**400})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == name
+
+
 async def test_sampling_reaches_the_engine(running: Running) -> None:
     await running.complete(
         "say hi", temperature=0, top_k=5, min_p=0.1, repeat_penalty=1.2, presence_penalty=0.5, seed=42, stop=["a", ""],
