@@ -48,6 +48,7 @@ class Client:
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(self.paths.socket_path)),
             base_url="http://chatkv",
+            headers={"Content-Type": "application/json"},
             timeout=TIMEOUT,
         )
 
@@ -215,7 +216,9 @@ class Client:
         timeout: httpx.Timeout = TIMEOUT,
     ) -> httpx.Response:
         try:
-            answer = await self._http.request(method, path, params=params, json=body, timeout=timeout)
+            answer = await self._http.request(
+                method, _valid(path), params=_valid_values(params), content=_encoded(body), timeout=timeout
+            )
         except httpx.TransportError as error:
             raise ServiceLostError(str(error)) from error
         _check(answer.status_code, answer.content)
@@ -225,7 +228,7 @@ class Client:
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> AsyncGenerator[Json, None]:
         try:
-            async with self._http.stream(method, path, json=body, timeout=NO_TIMEOUT) as answer:
+            async with self._http.stream(method, path, content=_encoded(body), timeout=NO_TIMEOUT) as answer:
                 if answer.status_code >= 400:
                     _check(answer.status_code, await answer.aread())
                 async for event in read_events(answer.aiter_bytes()):
@@ -236,6 +239,19 @@ class Client:
 
 def _turn(text: str, parent_id: str | Tip | None) -> Json:
     return {"text": text} if parent_id is TIP else {"text": text, "parent_id": parent_id}
+
+
+def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
+    """ASCII: a command line that is not UTF-8 brings halves of surrogate pairs, which httpx cannot encode."""
+    return None if body is None else json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+def _valid_values(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: _valid(value) if isinstance(value, str) else value for name, value in (params or {}).items()}
+
+
+def _valid(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _check(status: int, content: bytes) -> None:

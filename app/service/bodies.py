@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
+from chatkv.app.chats.database import clean_text
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
@@ -16,30 +19,36 @@ from .errors import ApiError, invalid_value
 MAX_DEPTH = 64
 MAX_INLINE_BYTES = 64 * 1024
 """A larger body is parsed in a thread, so that other chats' tokens do not wait behind it."""
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that may be half of a surrogate pair, which is no character and which UTF-8 cannot hold."""
 
+T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-async def read_json(request: Request, pool: Executor) -> dict[str, Any]:
-    """The body as an object.
+async def read_json(request: Request, pool: Executor, parse: Callable[[dict[str, Any]], T]) -> T:
+    """What `parse` makes of the body's object. Lone surrogates in it are U+FFFD.
 
     Raises:
-        ApiError: 411 without a length, 413 too large, 400 not JSON, too deep, or not an object.
+        ApiError: 411 without a length, 413 too large, 400 not JSON, too deep, or not an object; what `parse` raises.
     """
+
+    def work(body: bytes) -> T:
+        return parse(_parse(body))
+
     if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
         raise ApiError(411, "A JSON body is needed here, with its Content-Length.", "length_required")
     body = await _read(request)
     if len(body) > MAX_INLINE_BYTES:
-        return await asyncio.get_running_loop().run_in_executor(pool, _parse, body)
-    return _parse(body)
+        return await asyncio.get_running_loop().run_in_executor(pool, work, body)
+    return work(body)
 
 
 async def read_model(request: Request, pool: Executor, model: type[ModelT]) -> ModelT:
     """The body as `model`; no body is an empty object. Unknown fields are ignored."""
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-    fields = await read_json(request, pool) if has_body else {}
     try:
-        return model.model_validate(fields)
+        return await read_json(request, pool, model.model_validate) if has_body else model()
     except ValidationError as error:
         raise validation_error(error.errors()) from error
 
@@ -76,7 +85,15 @@ def _parse(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, f"The body must be a JSON object, not {_kind(value)}.", "invalid_json")
     _check_depth(value)
-    return value
+    return _without_half_pairs(value) if _HALF_PAIR.search(body) else value
+
+
+def _without_half_pairs(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return {clean_text(key): _without_half_pairs(item) for key, item in value.items()}
+    return [_without_half_pairs(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_depth(value: Any) -> None:

@@ -82,7 +82,7 @@ class ChatRoutes:
         self,
         query: str = "",
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-        offset: Annotated[int, Query(ge=0)] = 0,
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
         trash: bool = False,
     ) -> Response:
         chats = await self.service.chats.run(lambda store: store.list_chats(query, limit, offset, in_trash=trash))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -34,8 +35,8 @@ class OpenAiRoutes:
 
     async def complete(self, request: Request) -> Response:
         """Everything that can be refused is refused before the headers; then the prompt is read."""
-        body = await read_json(request, self.service.text_pool)
-        wanted = parse_completion(body, wants_debug=request.headers.get("x-chatkv-debug") == "1")
+        parse = partial(parse_completion, wants_debug=request.headers.get("x-chatkv-debug") == "1")
+        wanted = await read_json(request, self.service.text_pool, parse)
         is_unix = bool(request.scope["chatkv_is_unix"])
         stream = await unless_disconnected(request, self.service.generations.complete(wanted))
         if stream is None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from chatkv.app.chats.database import clean_text
 from starlette.responses import Response
 
 from .errors import ApiError
@@ -21,12 +22,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 def compact_json(value: Any) -> bytes:
-    """One line, no spaces, valid UTF-8 (lone surrogates, which JSON bodies can smuggle in, become U+FFFD)."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+    """One line, no spaces, valid UTF-8 (lone surrogates, as file names may hold them, become U+FFFD)."""
+    return clean_text(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
 
 
 def sse_event(value: Any) -> bytes:

@@ -377,6 +377,24 @@ async def test_search_export_fork_and_settings(running: Running) -> None:
     assert [entry["chat_id"] for entry in cache["chats"]] == [chat["id"]]
 
 
+async def test_half_a_surrogate_pair_and_huge_numbers_are_never_a_fault_of_the_service(running: Running) -> None:
+    chat = await running.client.create_chat(title="t\ud800", model="fake\udfff", system="s\udc00")
+    assert (chat["title"], chat["model"], chat["system"]) == ("t\ufffd", "fake\ufffd", "s\ufffd")
+    for body in ({"text": "say hi", "parent_id": "\ud800"}, {"text": "say \ud800"}):
+        with pytest.raises(RefusedError) as refused:  # There is no such model.
+            await running.client._send("POST", f"/chatkv/chats/{chat['id']}/turns", body)
+        assert refused.value.status == 404
+    with pytest.raises(RefusedError) as refused:
+        await running.client.list_chats(offset=10**30)
+    assert refused.value.status == 400
+    assert await running.client.list_chats(query="zebra \udcff") == []
+    with pytest.raises(RefusedError, match="There is no chat"):
+        await running.client.get_chat("\udcff")
+    other = await running.client.create_chat()
+    await running.client.send_turn(other["id"], "say \ud83d")
+    assert (await running.settled(other["id"]))["messages"][1]["content"] == "\ufffd"
+
+
 async def test_private_chats_reach_neither_disk_nor_lasting_blocks(running: Running) -> None:
     chat = await running.client.create_chat(private=True)
     await running.client.send_turn(chat["id"], "say secret")
