@@ -9,6 +9,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run of CI; `HYPOTHESIS_PROFILE=search` draws new ones, and more of them.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=2000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # Before torch is imported: see engine/__init__.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
