@@ -180,13 +180,16 @@ class ChatStore:
             lambda db: turns.finish_reply(db, message_id, status, stats, error, token_ids, tokenizer_hash),
         )
 
-    def reopen_reply(self, message_id: str) -> Message:
+    def reopen_reply(self, message_id: str, chat_id: str | None = None) -> Message:
         """Make an ended reply "incomplete" again, to be continued after its text and ids.
+
+        One that another chat shows too (a fork shares rows) stays as it is: a copy of it is opened, the chat's new tip.
+        `chat_id`: the chat that goes on (default: the one that the reply was written in).
 
         Raises:
             ChatStateError: it is no reply, or messages follow it.
         """
-        return self._on(message_id, lambda db: turns.reopen_reply(db, message_id))
+        return self._on(message_id, lambda db: turns.reopen_reply(db, message_id, chat_id))
 
     def get_message(self, message_id: str, chat_id: str | None = None, tokenizer_hash: str | None = None) -> Message:
         """Its text is whole at any time, also while it is being written; with its ids if a tokenizer is named."""

@@ -84,18 +84,22 @@ def finish_reply(
     return get(db, message_id, chat_id)
 
 
-def reopen_reply(db: ChatDatabase, message_id: str) -> Message:
+def reopen_reply(db: ChatDatabase, message_id: str, chat_id: str | None = None) -> Message:
     with db.write():
         row = tree.message_row(db, message_id)
-        chats.open_row(db, row["chat_id"])
+        chat_id = chat_id or row["chat_id"]
+        chats.open_row(db, chat_id)
         if row["role"] != Role.ASSISTANT:
             raise ChatStateError("Only a reply can be continued.", "Send a message instead.")
-        if db.row("select 1 from messages where parent_id = ?", [message_id]):
+        if tree.children(db, chat_id, message_id):
             raise ChatStateError("The conversation went on after this reply.", "Regenerate it, or fork the chat there.")
+        if _is_shared(db, row, chat_id):
+            message_id = _copy_reply(db, message_id, chat_id)
+            db.sql.execute("update chats set tip_id = ? where id = ?", [message_id, chat_id])
         db.sql.execute(
             "update messages set status = 'incomplete', error = null, content_hash = null where id = ?", [message_id]
         )
-    return get(db, message_id, row["chat_id"])
+    return get(db, message_id, chat_id)
 
 
 def set_token_ids(db: ChatDatabase, message_id: str, tokenizer_hash: str, token_ids: Sequence[int]) -> None:
@@ -168,6 +172,30 @@ def _insert(
         }
     )
     return message_id
+
+
+def _is_shared(db: ChatDatabase, row: dict[str, Any], chat_id: str) -> bool:
+    """Whether another chat shows this message: what is written into it would appear there too."""
+    if row["chat_id"] != chat_id or db.row("select 1 from messages where parent_id = ?", [row["id"]]):
+        return True
+    return bool(db.row("select 1 from chats where id <> ? and ? in (tip_id, forked_at_id)", [chat_id, row["id"]]))
+
+
+def _copy_reply(db: ChatDatabase, message_id: str, chat_id: str) -> str:
+    """Another version of an ended reply, in `chat_id`."""
+    columns = "parent_id, depth, role, content, status, error, model, num_tokens, num_path_tokens, stats"
+    copy_id = db.new_id()
+    db.sql.execute(
+        f"insert into messages(id, chat_id, created_at, {columns}) "
+        f"select ?, ?, ?, {columns} from messages where id = ?",
+        [copy_id, chat_id, db.now(), message_id],
+    )
+    db.sql.execute(
+        "insert into message_tokens(message_id, tokenizer_hash, ids) "
+        "select ?, tokenizer_hash, ids from message_tokens where message_id = ?",
+        [copy_id, message_id],
+    )
+    return copy_id
 
 
 def _fold(

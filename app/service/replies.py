@@ -123,7 +123,7 @@ class Replies:
             self._models.resolve(chat.model)
             if self._models.is_ready(chat.model) and tip.content:
                 prompt = await self._prompts.prepare(chat, tip.id, is_continued=True)
-            reply = await self._chats.run(lambda store: store.reopen_reply(tip.id))
+            reply = await self._chats.run(lambda store: store.reopen_reply(tip.id, chat_id))
         except BaseException:
             self._unclaim(chat_id, prompt)
             raise

@@ -115,6 +115,21 @@ def test_a_reply_that_the_conversation_went_past_is_not_reopened(store: ChatStor
         store.reopen_reply(reply.id)
 
 
+def test_a_shared_reply_is_continued_as_a_copy_in_either_chat(store: ChatStore, talk: Talk) -> None:
+    _, shared = talk.exchange("tell me", "Once upon")
+    fork = store.fork(talk.chat.id, shared.id)
+    for chat_id, rest in ((fork.id, " a time"), (talk.chat.id, " a mattress")):
+        copy = store.reopen_reply(shared.id, chat_id)
+        assert (copy.chat_id, copy.parent_id, copy.content) == (chat_id, shared.parent_id, "Once upon")
+        assert copy.id != shared.id
+        store.append_reply(copy.id, rest, [13], TOKENIZER)
+        store.finish_reply(copy.id, MessageStatus.COMPLETE)
+        *_, tip = store.path(chat_id, tokenizer_hash=TOKENIZER)
+        assert (tip.id, tip.content, tip.token_ids) == (copy.id, "Once upon" + rest, (10, 11, 12, 13))
+        assert store.siblings(copy.id, chat_id) == [shared.id, copy.id]
+    assert store.get_message(shared.id).content == "Once upon"
+
+
 def test_settings_draft_and_pin_are_kept_per_chat(db_file, store: ChatStore, talk: Talk) -> None:
     settings = ChatSettings(system="Be brief.", temperature=0.5, top_k=40, seed=7)
     store.update_chat(talk.chat.id, settings=settings, draft="half a thou", is_pinned=True, model="m")

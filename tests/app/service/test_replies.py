@@ -171,6 +171,21 @@ async def test_stopping_keeps_the_partial_answer_and_continuing_goes_on_after_it
         await running.client.continue_reply(chat["id"])
 
 
+async def test_continuing_in_a_fork_leaves_the_other_chat_as_it_is(running: Running) -> None:
+    chat = await running.client.create_chat(sampling={"max_tokens": 5})
+    await running.client.send_turn(chat["id"], "count 20")
+    before = await running.settled(chat["id"])
+    fork = await running.client.fork_chat(chat["id"], before["messages"][-1]["id"])
+    async with Watcher(running) as watcher:
+        await running.client.continue_reply(fork["id"])
+        shown = await running.settled(fork["id"])
+        await until(lambda: bool(watcher.of("reply_done")))
+    assert shown["messages"][-1]["content"] == "1 2 3 4 5 "
+    assert {event["chat_id"] for event in watcher.of("reply_delta")} == {fork["id"]}
+    after = await running.client.get_chat(chat["id"])
+    assert after["messages"] == before["messages"]
+
+
 async def test_regenerating_makes_another_version_with_another_seed(running: Running) -> None:
     chat = await running.client.create_chat(sampling={"seed": 7})
     first = (await running.client.send_turn(chat["id"], "say hi"))["reply"]
