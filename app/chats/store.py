@@ -139,7 +139,7 @@ class ChatStore:
     ) -> Message:
         """Commit the person's message with full synchronisation; it becomes the tip. `parent_id` None: a root.
 
-        An untitled chat takes its title from the message; a draft that equals the message is cleared.
+        An untitled chat takes its title from the message; a draft that the message begins with is cleared.
 
         Raises:
             ChatStateError: the chat is in the trash, the parent is elsewhere or still being written.
@@ -147,6 +147,12 @@ class ChatStore:
         return self._on(
             chat_id, lambda db: turns.add_user_turn(db, chat_id, parent_id, content, token_ids, tokenizer_hash)
         )
+
+    def begin_turn(
+        self, chat_id: str, parent_id: str | None, content: str, model: str | None
+    ) -> tuple[Message, Message]:
+        """`add_user_turn` and `begin_reply` in one commit: both, or neither."""
+        return self._on(chat_id, lambda db: turns.begin_turn(db, chat_id, parent_id, content, model))
 
     def begin_reply(self, chat_id: str, parent_id: str | None, model: str | None) -> Message:
         """An empty reply, status "incomplete"; it becomes the tip."""

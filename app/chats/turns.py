@@ -21,34 +21,25 @@ MAX_TITLE_CHARS = 60
 def add_user_turn(
     db: ChatDatabase, chat_id: str, parent_id: str | None, content: str, token_ids: Sequence[int], tokenizer_hash: str
 ) -> Message:
-    content = clean_text(content)
     with db.write(is_durable=True):
-        chat = chats.open_row(db, chat_id)
-        message_id = _insert(
-            db, chat_id, parent_id, Role.USER, content, MessageStatus.COMPLETE, num_tokens=len(token_ids)
-        )
-        _store_hash(db, message_id)
+        message_id = _add_user_message(db, chat_id, parent_id, content, len(token_ids))
         if token_ids:
             _store_ids(db, message_id, tokenizer_hash, pack_ids(token_ids))
-        is_draft_sent = chat["draft"].strip() == content.strip()
-        db.sql.execute(
-            "update chats set tip_id = ?, updated_at = ?, title = ?, draft = ? where id = ?",
-            [
-                message_id,
-                db.now(),
-                chat["title"] or first_words(content),
-                "" if is_draft_sent else chat["draft"],
-                chat_id,
-            ],
-        )
     return get(db, message_id, chat_id)
+
+
+def begin_turn(
+    db: ChatDatabase, chat_id: str, parent_id: str | None, content: str, model: str | None
+) -> tuple[Message, Message]:
+    with db.write(is_durable=True):
+        message_id = _add_user_message(db, chat_id, parent_id, content, 0)
+        reply_id = _add_reply(db, chat_id, message_id, model)
+    return get(db, message_id, chat_id), get(db, reply_id, chat_id)
 
 
 def begin_reply(db: ChatDatabase, chat_id: str, parent_id: str | None, model: str | None) -> Message:
     with db.write():
-        chats.open_row(db, chat_id)
-        message_id = _insert(db, chat_id, parent_id, Role.ASSISTANT, "", MessageStatus.INCOMPLETE, model=model)
-        db.sql.execute("update chats set tip_id = ?, updated_at = ? where id = ?", [message_id, db.now(), chat_id])
+        message_id = _add_reply(db, chat_id, parent_id, model)
     return get(db, message_id, chat_id)
 
 
@@ -136,6 +127,28 @@ def first_words(content: str) -> str:
         return line
     head = line[: MAX_TITLE_CHARS - 1]
     return (head.rsplit(" ", 1)[0] if " " in head[MAX_TITLE_CHARS // 2 :] else head) + "…"
+
+
+def _add_user_message(db: ChatDatabase, chat_id: str, parent_id: str | None, content: str, num_tokens: int) -> str:
+    content = clean_text(content)
+    chat = chats.open_row(db, chat_id)
+    message_id = _insert(db, chat_id, parent_id, Role.USER, content, MessageStatus.COMPLETE, num_tokens=num_tokens)
+    _store_hash(db, message_id)
+    # A draft may have been saved while this text was still being typed.
+    draft = chat["draft"]
+    is_draft_sent = content.strip().startswith(draft.strip())
+    db.sql.execute(
+        "update chats set tip_id = ?, updated_at = ?, title = ?, draft = ? where id = ?",
+        [message_id, db.now(), chat["title"] or first_words(content), "" if is_draft_sent else draft, chat_id],
+    )
+    return message_id
+
+
+def _add_reply(db: ChatDatabase, chat_id: str, parent_id: str | None, model: str | None) -> str:
+    chats.open_row(db, chat_id)
+    message_id = _insert(db, chat_id, parent_id, Role.ASSISTANT, "", MessageStatus.INCOMPLETE, model=model)
+    db.sql.execute("update chats set tip_id = ?, updated_at = ? where id = ?", [message_id, db.now(), chat_id])
+    return message_id
 
 
 def _insert(

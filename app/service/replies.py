@@ -8,7 +8,6 @@ from concurrent.futures import Executor
 
 from chatkv.app.chats.errors import ChatStateError
 from chatkv.app.chats.records import Chat, ChatSummary, Message, MessageStatus, Role
-from chatkv.app.chats.store import ChatStore
 from chatkv.app.errors import UserError
 from chatkv.engine.errors import EngineError
 from chatkv.engine.request import GenerationRequest, Priority
@@ -73,8 +72,7 @@ class Replies:
             installed = self._models.resolve(chat.model)
             if self._models.is_ready(chat.model):
                 prompt = await self._prompts.prepare(chat, tip_id, text=text)
-            user = await self._chats.run(lambda store: _add_user_turn(store, chat, tip_id, text))
-            reply = await self._chats.run(lambda store: store.begin_reply(chat_id, user.id, installed.name))
+            user, reply = await self._chats.run(lambda store: store.begin_turn(chat_id, tip_id, text, installed.name))
         except BaseException as error:
             self._unclaim(chat_id, prompt)
             if isinstance(error, ApiError | UserError | EngineError):
@@ -244,12 +242,3 @@ class Replies:
         except UserError:
             return
         self._events.publish("chat_updated", chat=ChatSummary.to_json(chat, self.state(chat_id)))
-
-
-def _add_user_turn(store: ChatStore, chat: Chat, parent_id: str | None, text: str) -> Message:
-    message = store.add_user_turn(chat.id, parent_id, text)
-    # A draft that was saved while this text was still being typed.
-    draft = chat.draft.strip()
-    if draft and draft != text.strip() and text.strip().startswith(draft):
-        store.update_chat(chat.id, draft="")
-    return message

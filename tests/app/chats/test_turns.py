@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
+from chatkv.app.chats import turns
 from chatkv.app.chats.errors import ChatNotFoundError, ChatStateError
 from chatkv.app.chats.records import ChatSettings, MessageStatus, ReplyStats, Role
 from chatkv.app.chats.store import ChatStore
@@ -20,6 +23,23 @@ def test_a_turn_and_its_reply_read_back_whole(store: ChatStore, talk: Talk) -> N
     assert second.stats == ReplyStats(num_tokens=3, ttft_s=0.1)
     assert store.path(talk.chat.id)[1].token_ids is None
     assert store.path(talk.chat.id, tokenizer_hash="another")[1].token_ids is None
+
+
+def test_a_turn_begins_with_message_and_reply_or_not_at_all(
+    store: ChatStore, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, reply = store.begin_turn(talk.chat.id, None, "hello", "m")
+    assert (reply.parent_id, reply.status, talk.tip_id) == (user.id, MessageStatus.INCOMPLETE, reply.id)
+    store.finish_reply(reply.id, MessageStatus.COMPLETE)
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(turns, "_add_reply", full)
+    with pytest.raises(sqlite3.OperationalError):
+        store.begin_turn(talk.chat.id, reply.id, "again", "m")
+    assert talk.texts() == ["hello", ""]
+    assert talk.tip_id == reply.id
 
 
 def test_a_growing_reply_is_whole_at_every_moment(store: ChatStore, talk: Talk) -> None:

@@ -340,7 +340,7 @@ async def test_a_full_disk_refuses_the_turn_and_loses_nothing_shown(running: Run
     def full(*_: object, **__: object) -> None:
         raise StoreFullError("There is no space left for the chats.", "Free some disk space.")
 
-    monkeypatch.setattr(ChatStore, "add_user_turn", full)
+    monkeypatch.setattr(ChatStore, "begin_turn", full)
     with pytest.raises(RefusedError) as refused:
         await running.client.send_turn(chat["id"], "say hi")
     assert refused.value.status == 507
