@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,24 +27,34 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory, default_gguf: Path) -> 
     return paths.models_dir
 
 
+def make_home(folder: Path, models_dir: Path) -> Path:
+    """A home that has the model and nothing else."""
+    (folder / "data").mkdir(parents=True, mode=0o700)
+    (folder / "data" / "models").symlink_to(models_dir)
+    return folder
+
+
 @pytest.fixture
 def e2e_home(tmp_path: Path, models_dir: Path) -> Path:
-    """A home that has the model and nothing else."""
-    data = tmp_path / "home" / "data"
-    data.mkdir(parents=True, mode=0o700)
-    (data / "models").symlink_to(models_dir)
-    return tmp_path / "home"
+    return make_home(tmp_path / "home", models_dir)
 
 
-@pytest.fixture
-async def service(e2e_home: Path) -> AsyncIterator[RunningService]:
-    """Started, and ready to answer."""
-    running = RunningService(e2e_home, CHATKV_CHECK_INTEGRITY="true")
+@contextmanager
+def running_service(home: Path, **settings: str) -> Iterator[RunningService]:
+    """Started, and ready to answer; checks its own integrity after every step."""
+    running = RunningService(home, CHATKV_CHECK_INTEGRITY="true", **settings)
     try:
-        await running.start()
+        asyncio.run(running.start())
         yield running
     finally:
         running.stop()
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, models_dir: Path) -> Iterator[RunningService]:
+    """One for all tests that leave nothing behind but cached blocks."""
+    with running_service(make_home(tmp_path_factory.mktemp("service") / "home", models_dir)) as running:
+        yield running
 
 
 @pytest.fixture
