@@ -108,9 +108,7 @@ class ChatRoutes:
 
         chat, messages, siblings = await self.service.chats.run(read)
         # What is being written is newer in memory than on disk; `seq` tells a reader which events are in it already.
-        live = self.service.replies.live(chat_id)
-        if live is not None:
-            messages = [live.message_json() if shown["id"] == live.message.id else shown for shown in messages]
+        messages = self.service.replies.newest(messages)
         return JsonResponse(
             {"chat": self._full(chat), "messages": messages, "siblings": siblings, "seq": self.service.events.seq}
         )

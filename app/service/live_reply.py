@@ -30,6 +30,9 @@ class LiveReply:
     content: str
     token_ids: list[int]
     """Of the whole reply, as sampled; the part from before a continuation is cut to what was visible."""
+    unflushed_text: str = ""
+    """The end of `content` that the database has not confirmed."""
+    unflushed_ids: list[int] = field(default_factory=list)
     phase: str = "waiting"
     """waiting, reading or writing."""
     stream: OutputStream | None = None
@@ -73,8 +76,21 @@ class LiveReply:
         elif self.preparing is not None:
             self.preparing.cancel()
 
-    def take(self, outputs: Sequence[RequestOutput]) -> tuple[str, list[int]]:
-        """Take outputs in; the text and ids that they brought."""
+    @property
+    def is_flushed(self) -> bool:
+        return not (self.unflushed_text or self.unflushed_ids)
+
+    def take_unflushed(self) -> tuple[str, list[int]]:
+        taken = self.unflushed_text, self.unflushed_ids
+        self.unflushed_text, self.unflushed_ids = "", []
+        return taken
+
+    def put_back(self, text: str, ids: list[int]) -> None:
+        """What was taken could not be written."""
+        self.unflushed_text, self.unflushed_ids = text + self.unflushed_text, ids + self.unflushed_ids
+
+    def take(self, outputs: Sequence[RequestOutput]) -> str:
+        """Take outputs in; the text that they brought."""
         text = "".join(output.text for output in outputs)
         ids = [token_id for output in outputs for token_id in output.token_ids]
         now = time.monotonic()
@@ -91,8 +107,10 @@ class LiveReply:
             self.last_token_at = now
         self.content += text
         self.token_ids += ids
+        self.unflushed_text += text
+        self.unflushed_ids += ids
         self.num_new_tokens += len(ids)
-        return text, ids
+        return text
 
     def stats(self) -> ReplyStats:
         facts = self.prompt_facts

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from concurrent.futures import Executor
+from typing import Any
 
 from chatkv.app.chats.errors import ChatStateError
 from chatkv.app.chats.records import Chat, ChatSummary, Message, MessageStatus, Role
@@ -48,6 +50,11 @@ class Replies:
     def live(self, chat_id: str) -> LiveReply | None:
         return self._live.get(chat_id)
 
+    def newest(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Messages as read from the database, and in memory where that is newer."""
+        newer = self._writer.unclosed() | {live.message.id: live.message_json() for live in self._live.values()}
+        return [newer.get(message["id"], message) | {"chat_id": message["chat_id"]} for message in messages]
+
     def state(self, chat_id: str) -> str:
         reply = self._live.get(chat_id)
         return reply.phase if reply else "waiting" if chat_id in self._claimed else "idle"
@@ -66,6 +73,7 @@ class Replies:
         self._claim(chat_id)
         prompt: Prompt | None = None
         try:
+            await self._writer.close_again()
             chat = await self._chats.run(lambda store: store.get_chat(chat_id))
             tip_id = None if is_root else parent_id or chat.tip_id
             chat_sampling(chat.settings, None)
@@ -87,6 +95,7 @@ class Replies:
         self._claim(chat_id)
         prompt: Prompt | None = None
         try:
+            await self._writer.close_again()
             chat = await self._chats.run(lambda store: store.get_chat(chat_id))
             at_id = message_id or chat.tip_id
             if at_id is None:
@@ -111,6 +120,7 @@ class Replies:
         self._claim(chat_id)
         prompt: Prompt | None = None
         try:
+            await self._writer.close_again()
             chat = await self._chats.run(lambda store: store.get_chat(chat_id))
             tip_id = chat.tip_id
             tip = await self._chats.run(lambda store: store.get_message(tip_id, chat_id)) if tip_id else None
@@ -149,6 +159,8 @@ class Replies:
             reply.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+        with contextlib.suppress(UserError):
+            await self._writer.close_again()
 
     def _claim(self, chat_id: str) -> None:
         if self._is_stopping:

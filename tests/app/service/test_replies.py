@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import json
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -350,8 +351,51 @@ async def test_a_full_disk_refuses_the_turn_and_loses_nothing_shown(running: Run
     await running.client.send_turn(chat["id"], "say hi")
     failed = (await running.settled(chat["id"]))["messages"][-1]
     assert failed["status"] == "error"
+    assert failed["content"] == "hi"
     assert "no space" in failed["error"]
     assert running.engine.num_active == 0
+    with pytest.raises(RefusedError) as refused:
+        await running.client.send_turn(chat["id"], "say more")
+    assert refused.value.status == 507
+    monkeypatch.undo()
+    await running.client.send_turn(chat["id"], "say more")
+    shown = await running.settled(chat["id"])
+    assert [message["content"] for message in shown["messages"]] == ["say hi", "hi", "say more", "more"]
+    assert shown["messages"][1]["status"] == "complete"
+
+
+async def test_a_failed_flush_stops_the_reply_at_once_and_says_why(running: Running, monkeypatch: Any) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreFullError("There is no space left for the chats.", "Free some disk space.")
+
+    monkeypatch.setattr(ChatStore, "append_reply", full)
+    chat = await running.client.create_chat()
+    async with Watcher(running) as watcher:
+        await running.client.send_turn(chat["id"], "hold")
+        await until(lambda: bool(watcher.of("reply_done")))
+    assert running.engine.num_active == 0
+    done = watcher.of("reply_done")[0]["message"]
+    assert (done["status"], done["content"]) == ("error", "holding")
+    assert "no space" in done["error"]
+
+
+async def test_a_slow_disk_holds_up_no_event(running: Running) -> None:
+    chat = await running.client.create_chat()
+    is_free = threading.Event()
+    async with Watcher(running) as watcher:
+        running.engine.step_gate.clear()
+        await running.client.send_turn(chat["id"], "count 30")
+        await until(lambda: running.engine.num_active == 1)
+        busy = asyncio.create_task(running.service.chats.run(lambda _: is_free.wait()))
+        running.engine.tokens_per_s = 100
+        running.engine.step_gate.set()
+        text = " ".join(map(str, range(1, 31)))
+        await until(lambda: "".join(event["text"] for event in watcher.of("reply_delta")) == text)
+        assert not watcher.of("reply_done")
+        is_free.set()
+        await busy
+        await until(lambda: bool(watcher.of("reply_done")))
+    assert (await running.settled(chat["id"]))["messages"][-1]["content"] == text
 
 
 async def test_a_slow_subscriber_is_told_to_fetch_anew_and_blocks_nobody(running: Running, monkeypatch: Any) -> None:
