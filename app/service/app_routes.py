@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from chatkv.app.hub.catalogue import catalogue
 from fastapi import APIRouter, Request
@@ -57,8 +58,11 @@ class AppRoutes:
         return JsonResponse({"ok": True})
 
     async def events(self) -> Response:
+        hub = self.service.events
+        subscriber = hub.subscribe()
         first = {"type": "hello", "status": self.service.status()}
-        return EventStream(self.service.events.stream(first, self.service.keep_alive_s), on_close=lambda: None)
+        events = subscriber.stream(first, self.service.keep_alive_s)
+        return EventStream(events, on_close=partial(hub.unsubscribe, subscriber))
 
     async def list_models(self) -> Response:
         installed = {model.name: model for model in self.service.installed.list()}

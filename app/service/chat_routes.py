@@ -148,15 +148,16 @@ class ChatRoutes:
         user, reply = await self.service.replies.start_turn(chat_id, wanted.text, wanted.parent_id, is_root)
         if not wanted.stream:
             return JsonResponse({"message": user.to_json(), "reply": reply.to_json()}, status_code=202)
+        subscriber = self.service.events.subscribe(reply.id)  # At once: the reply's first events may come any moment.
         first = {"type": "turn", "message": user.to_json(), "reply": reply.to_json()}
-        events = self.service.events.stream(first, self.service.keep_alive_s, message_id=reply.id)
 
         def on_close() -> None:
+            self.service.events.unsubscribe(subscriber)
             live = self.service.replies.live(chat_id)
             if live is not None and live.message.id == reply.id:
                 live.stop()
 
-        return EventStream(events, on_close)
+        return EventStream(subscriber.stream(first, self.service.keep_alive_s), on_close)
 
     async def regenerate(self, chat_id: str, request: Request) -> Response:
         wanted = await read_model(request, self.service.text_pool, MessageRef)

@@ -19,7 +19,7 @@ class EventHub:
     def __init__(self) -> None:
         self.seq = 0
         """Number of the newest event. What was read when `seq` was n already holds the events up to n."""
-        self._subscribers: set[_Subscriber] = set()
+        self._subscribers: set[Subscriber] = set()
 
     @property
     def num_subscribers(self) -> int:
@@ -37,44 +37,46 @@ class EventHub:
         for subscriber in self._subscribers:
             subscriber.end()
 
-    async def stream(
-        self, first: dict[str, Any], keep_alive_s: float, message_id: str | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """Server-sent events from now on, `first` before them; of one reply only, up to its end, with `message_id`."""
-        subscriber = _Subscriber(message_id)
+    def subscribe(self, message_id: str | None = None) -> Subscriber:
+        """Everything from now on, or with `message_id` what one reply brings, up to its end. Must be unsubscribed."""
+        subscriber = Subscriber(self.seq, message_id)
         self._subscribers.add(subscriber)
-        try:
-            yield sse_event({"seq": self.seq, **first})
-            while True:
-                data = await subscriber.next(keep_alive_s)
-                if data is None:
-                    return
-                yield data
-                if subscriber.is_lagging:
-                    yield sse_event({"seq": self.seq, "type": "resync"})
-                    return
-        finally:
-            self._subscribers.discard(subscriber)
+        return subscriber
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.discard(subscriber)
 
 
-class _Subscriber:
-    def __init__(self, message_id: str | None):
-        self.message_id = message_id
-        self.is_lagging = False
+class Subscriber:
+    """Events queue up from its making on, read or not."""
+
+    def __init__(self, seq: int, message_id: str | None):
+        self._seq = seq
+        self._message_id = message_id
+        self._is_lagging = False
         self._is_ended = False
         self._waiting: deque[bytes] = deque()
         self._wakeup = asyncio.Event()
 
+    async def stream(self, first: dict[str, Any], keep_alive_s: float) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, `first` before them."""
+        yield sse_event({"seq": self._seq, **first})
+        while (data := await self._next(keep_alive_s)) is not None:
+            yield data
+        if self._is_lagging:
+            yield sse_event({"seq": self._seq, "type": "resync"})
+
     def put(self, event: dict[str, Any], data: bytes) -> None:
-        if self._is_ended or (self.message_id is not None and _message_of(event) != self.message_id):
+        if self._is_ended or (self._message_id is not None and _message_of(event) != self._message_id):
             return
+        self._seq = event["seq"]
         if len(self._waiting) >= MAX_BEHIND:
-            self.is_lagging = True
+            self._is_lagging = True
             self._waiting.clear()
             self.end()
             return
         self._waiting.append(data)
-        if self.message_id is not None and event["type"] == "reply_done":
+        if self._message_id is not None and event["type"] == "reply_done":
             self._is_ended = True
         self._wakeup.set()
 
@@ -82,11 +84,11 @@ class _Subscriber:
         self._is_ended = True
         self._wakeup.set()
 
-    async def next(self, timeout_s: float) -> bytes | None:
+    async def _next(self, timeout_s: float) -> bytes | None:
         """The next event, a keep-alive comment after `timeout_s` without one, None at the end."""
         while not self._waiting:
             if self._is_ended:
-                return None if not self.is_lagging else b""
+                return None
             self._wakeup.clear()
             try:
                 async with asyncio.timeout(timeout_s):

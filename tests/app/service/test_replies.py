@@ -335,6 +335,19 @@ async def test_a_streamed_turn_ends_with_its_reply(running: Running) -> None:
     assert "".join(event.get("text", "") for event in events) == "a\u2028b"
 
 
+async def test_a_subscriber_gets_what_is_told_before_it_reads(home: Path) -> None:
+    """The answer's headers may wait for a slow socket while the reply has already begun, or failed."""
+    hub = events_module.EventHub()
+    subscriber = hub.subscribe("m")
+    hub.publish("reply_delta", message_id="m", text="a")
+    hub.publish("reply_delta", message_id="other", text="x")
+    hub.publish("reply_done", message={"id": "m"})
+    lines = [line async for line in subscriber.stream({"type": "turn"}, keep_alive_s=10)]
+    assert [json.loads(line[6:])["type"] for line in lines] == ["turn", "reply_delta", "reply_done"]
+    hub.unsubscribe(subscriber)
+    assert hub.num_subscribers == 0
+
+
 async def test_a_full_disk_refuses_the_turn_and_loses_nothing_shown(running: Running, monkeypatch: Any) -> None:
     chat = await running.client.create_chat()
 
