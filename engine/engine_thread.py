@@ -95,6 +95,7 @@ class EngineThread:
                 logger.exception("the engine failed")
                 self._fail_all(f"The engine failed: {type(error).__name__}: {error}. Its cache starts empty.")
             self._stats = self.engine.stats()
+        self._read_inbox()  # What came during the last step gets its end too.
         for request_id in list(self._listeners):
             self._deliver(self.engine.cancel(request_id))
         self._stats = self.engine.stats()

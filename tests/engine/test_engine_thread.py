@@ -123,6 +123,24 @@ def test_submit_refuses_at_once_what_can_never_run() -> None:
         assert {output.request_id for output in inbox.outputs} == {"a"}
 
 
+def test_a_request_that_came_during_the_last_step_is_ended_too() -> None:
+    with running() as (thread, runner):
+        runner.gate.clear()
+        first, second = Inbox(), Inbox()
+        thread.submit(request("a", sampling=LONG), first)
+        assert runner.is_inside.wait(WAIT_S)
+        thread.submit(request("b", n=2), second)
+        closer = threading.Thread(target=thread.close)
+        closer.start()
+        while not thread._is_closing:
+            threading.Event().wait(0.001)
+        runner.gate.set()
+        closer.join(WAIT_S)
+        for inbox, num_choices in ((first, 1), (second, 2)):
+            outputs = inbox.until_finished(num_choices)
+            assert {output.finish_reason for output in outputs} - {None} == {FinishReason.CANCELLED}
+
+
 def test_the_queue_bound_counts_what_the_engine_has_not_read_yet() -> None:
     with running(max_num_waiting=3) as (thread, runner):
         runner.gate.clear()
