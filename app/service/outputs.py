@@ -41,6 +41,7 @@ class OutputStream:
         self._is_wakeup_due = False
         self._is_overflown = False
         self._is_closed = False
+        self._is_cancelled = False
         self._num_open = request.n
 
     @property
@@ -61,13 +62,17 @@ class OutputStream:
             # The thread cannot be stopped: what it admits after we left must go again.
             submitted.add_done_callback(self._cancel_admitted)
             raise
+        if self._is_cancelled:
+            self.cancel()
 
     def _cancel_admitted(self, submitted: asyncio.Future[None]) -> None:
         if not submitted.cancelled() and submitted.exception() is None:
             self.cancel()
 
     def cancel(self) -> None:
-        """The engine answers with a last output per unfinished choice."""
+        """The engine answers with a last output per unfinished choice. It knows nothing of a request that is still on
+        its way, so `start` cancels that again."""
+        self._is_cancelled = True
         self.model.engine.cancel(self.request.request_id)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,33 @@ async def test_in_the_queue(running: Running, form: dict[str, Any]) -> None:
     await until(lambda: running.engine.stats().num_waiting == 1)
     writer.close()
     await until(lambda: is_all_free(running))
+
+
+async def test_on_the_way_into_the_engine(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a closed socket, and by a cancel."""
+    submit, is_inside, may_go_on = running.engine.submit, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> None:
+        is_inside.set()
+        assert may_go_on.wait(20)
+        submit(*arguments)
+
+    monkeypatch.setattr(running.engine, "submit", slow)
+    for is_closed in (True, False):
+        is_inside.clear()
+        may_go_on.clear()
+        writer = await post_and_wait(running, "hold", stream=True)
+        await until(is_inside.is_set)
+        (request_id,) = running.service.generations._running
+        if is_closed:
+            writer.close()
+            await until(lambda: running.service.generations.num_running == 0)
+        else:
+            assert running.service.generations.cancel(request_id)
+        may_go_on.set()
+        await until(lambda id=request_id: any(r.request_id == id for r in running.engine.requests))  # type: ignore[misc]
+        await until(lambda: is_all_free(running))
+        writer.close()
 
 
 async def test_while_the_model_loads(home: Path) -> None:
