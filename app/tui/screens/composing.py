@@ -29,7 +29,7 @@ class Composing(MessageActions, Sheets):
         text = event.text.strip("\n")
         if not text.strip():
             if self.is_first_run and self.editing is None:
-                self.begin_first_run()
+                self.do(self.begin_first_run())
             return
         parsed = parse(text)
         if parsed is not None and self.editing is None:
@@ -164,12 +164,11 @@ class Composing(MessageActions, Sheets):
             self._give_back(text)
             raise
         self.show_conversation()
-        if not sent:
-            self._say_why_queued()
-
-    def _say_why_queued(self) -> None:
-        why = "when this reply is done" if self.session.is_busy else "when a model is ready"
-        self.say(f"Kept: it is sent {why}. Up in an empty composer takes it back.")
+        if not sent and self.is_first_run:
+            await self.begin_first_run()
+        elif not sent:
+            why = "this reply is done" if self.session.is_busy else "a model is ready"
+            self.say(f"Kept: it is sent when {why}.")
 
     def _give_back(self, text: str) -> None:
         if not self.composer.text:

@@ -139,7 +139,7 @@ class MainScreen(Composing, ChatActions):
         waiting = self.session.queued.get(self.session.chat_id or "", [])
         items = [self._item(message) for message in self.session.messages]
         items += [
-            TranscriptItem(Message(f"queued-{index}", content=text), note="not sent yet")
+            TranscriptItem(Message(f"queued-{index}", content=text), note="not sent yet · Up takes it back")
             for index, text in enumerate(waiting)
         ]
         self.transcript.show(items, keep_position=keep_position)

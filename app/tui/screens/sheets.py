@@ -65,13 +65,16 @@ class Sheets(Desk):
         self.offer = by_name.get(self.default_model) or next(iter(installed or offers), None)
         self.show_first_run()
 
-    def begin_first_run(self) -> None:
+    async def begin_first_run(self) -> None:
+        """Get the model that is offered, unless it comes already; without an offer, let the person choose."""
+        if self.offer is None:
+            await self.find_offer()
         if self.offer is None:
             self.action_models()
         elif self.offer.is_installed:
-            self.do(self.load_model(self.offer.name))
+            await self.load_model(self.offer.name)
         elif self.first_job is None or self.first_job.state != "running":
-            self.do(self._pull(self.offer.name))
+            await self._pull(self.offer.name)
 
     def follow_jobs(self) -> None:
         """A finished first download is loaded at once: the person asked for the model, not for the file."""

@@ -101,9 +101,7 @@ async def test_without_a_model_one_enter_downloads_loads_and_sends():
         await wait_for(pilot, "No model is here yet.", "smollm2-135m · 101 MB · Apache-2.0", "no model · F3")
         await type_text(pilot, "my first words")
         await pilot.press("enter")
-        await wait_for(pilot, "my first words", "not sent yet")
-        await pilot.press("enter")
-        await wait_for(pilot, "Preparing smollm2-135m")
+        await wait_for(pilot, "my first words", "not sent yet · Up takes it back", "Preparing smollm2-135m")
         job = {
             "id": "job-1",
             "name": "smollm2-135m",
@@ -122,6 +120,28 @@ async def test_without_a_model_one_enter_downloads_loads_and_sends():
         service.set_model(**READY)
         await wait_until(pilot, lambda: service.called("send_turn"), "the kept words are sent")
         await wait_gone(pilot, "not sent yet")
+
+
+async def test_without_a_model_one_enter_in_an_empty_composer_downloads_too():
+    service = FakeService(NO_MODEL)
+    async with running(service) as pilot:
+        await wait_for(pilot, "Enter downloads it")
+        await pilot.press("enter")
+        await wait_for(pilot, "Preparing smollm2-135m")
+        await type_text(pilot, "one")
+        await pilot.press("enter")
+        await wait_for(pilot, "not sent yet")
+        assert len(service.called("pull_model")) == 1, "a message does not begin a second download"
+
+
+async def test_without_a_model_an_installed_one_is_loaded_by_a_message():
+    service = FakeService(NO_MODEL)
+    service.models[0]["installed"] = True
+    async with running(service) as pilot:
+        await wait_for(pilot, "Enter loads it")
+        await type_text(pilot, "one")
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: service.called("load_model"), "loaded")
 
 
 async def test_a_failed_download_says_why_and_offers_again():
