@@ -9,14 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Protocol
 
 from chatkv.app.errors import UserError
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.settings import Settings
+from chatkv.engine.errors import QueueFullError
 
 from .errors import ApiError, not_found
+from .last_model import LastModel
 from .load_thread import LoadThread
 from .loaded import LoadedModel, Loader
 from .sse import end_task
@@ -60,13 +61,13 @@ class ModelManager:
         installed: Installed,
         loader: Loader,
         settings: Settings,
-        last_model_file: Path,
+        last_model: LastModel,
         on_change: Callable[[], None],
     ):
         self._installed = installed
         self._loader = loader
         self._settings = settings
-        self._last_model_file = last_model_file
+        self._last_model = last_model
         self._on_change = on_change
         self._loaded: LoadedModel | None = None
         self._loading_name: str | None = None
@@ -76,6 +77,8 @@ class ModelManager:
         self._waiters: deque[_Waiter] = deque()
         self._num_leases = 0
         self._task: asyncio.Task[None] | None = None
+        self._is_removing = False
+        self._is_closed = False
 
     @property
     def state(self) -> ModelState:
@@ -131,12 +134,10 @@ class ModelManager:
         """Wait until the model is ready, and keep it from being swapped until `release`.
 
         Raises:
-            ApiError: 404 unknown, 400 damaged, 503 it could not be loaded.
+            ApiError: 404 unknown, 400 damaged, 503 it could not be loaded, or the service is stopping.
+            QueueFullError: too many wait already.
         """
-        name = self.resolve(model_id).name
-        future: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
-        self._waiters.append(_Waiter(name, future))
-        self._pump()
+        future = self._wait_for(self.resolve(model_id).name)
         try:
             return await future
         except asyncio.CancelledError:
@@ -159,19 +160,28 @@ class ModelManager:
     def start(self) -> None:
         """Load the last used or the default model, if it is installed."""
         name = self._default_name()
-        if self._is_installed(name):
+        if self._is_installed(name) and not self._is_closed:
             self._begin_loading(name)
 
     def load_soon(self, model_id: str) -> None:
         """Swap to a model when it is its turn; how it goes is in `status()`.
 
         Raises:
-            ApiError: 404 unknown, 400 damaged.
+            ApiError: 404 unknown, 400 damaged, 503 the service is stopping.
+            QueueFullError: too many wait already.
         """
+        self._wait_for(self.resolve(model_id).name).add_done_callback(self._drop)
+
+    def _wait_for(self, name: str) -> asyncio.Future[LoadedModel]:
+        if self._is_closed:
+            raise _stopping()
+        num_waiting = sum(not waiter.future.done() for waiter in self._waiters)
+        if num_waiting >= self._settings.max_num_waiting:
+            raise QueueFullError(num_waiting)
         future: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(self._drop)
-        self._waiters.append(_Waiter(self.resolve(model_id).name, future))
+        self._waiters.append(_Waiter(name, future))
         self._pump()
+        return future
 
     def _drop(self, future: asyncio.Future[LoadedModel]) -> None:
         """A lease that nobody wanted but for the load; a failed load is told by the status."""
@@ -191,20 +201,27 @@ class ModelManager:
                 raise ApiError(409, f"The model '{name}' is loaded. Remove it all the same with force.", "model_loaded")
             if self._num_leases or self._loading_name:
                 raise ApiError(409, f"The model '{name}' is at work. Stop its replies first.", "model_busy")
-            await self._unload()
-        await asyncio.to_thread(self._installed.remove, name)
-        self._on_change()
+        self._is_removing = True  # Whoever wants it now waits, and is told afterwards that it is gone.
+        try:
+            if name == self.current_name:
+                await self._unload()
+            await asyncio.to_thread(self._installed.remove, name)
+        finally:
+            self._is_removing = False
+            self._on_change()
+            self._pump()
 
     async def close(self) -> None:
         """Refuse the waiters, abandon a load that runs, free the model."""
-        self._fail_waiters(lambda _: True, ApiError(503, "The service is stopping.", "stopping"))
+        self._is_closed = True
+        self._fail_waiters(lambda _: True, _stopping())
         if self._task is not None:
             await end_task(self._task)
         await self._unload()
 
     def _pump(self) -> None:
         """Serve the waiters in order, as far as it goes without harming a lease."""
-        while self._waiters and self._loading_name is None:
+        while self._waiters and self._loading_name is None and not self._is_removing:
             waiter = self._waiters[0]
             if waiter.future.done():
                 self._waiters.popleft()
@@ -228,7 +245,7 @@ class ModelManager:
         try:
             await self._unload()
             self._loaded = await LoadThread(self._loader, self._installed.get(name), self._set_progress).wait()
-            self._remember(name)
+            self._last_model.write(name)
             log.info("model %s is loaded", name)
         except Exception as error:
             log.exception("model %s could not be loaded", name)
@@ -267,19 +284,11 @@ class ModelManager:
         if self.current_name is not None:
             return self.current_name
         names = [model.name for model in self._installed.list() if model.is_usable]
-        for name in (self._read_last(), self._settings.model):
+        for name in (self._last_model.read(), self._settings.model):
             if name in names:
                 return name
         return names[0] if names else self._settings.model
 
-    def _read_last(self) -> str:
-        try:
-            return self._last_model_file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            return ""
 
-    def _remember(self, name: str) -> None:
-        try:
-            self._last_model_file.write_text(name + "\n", "utf-8")
-        except OSError as error:
-            log.warning("cannot remember the model: %s", error)
+def _stopping() -> ApiError:
+    return ApiError(503, "The service is stopping.", "stopping", headers={"Retry-After": "5"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -14,12 +15,15 @@ from typing import Any
 from chatkv.app.hub.jobs import JobRunner
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings
+from chatkv.engine.errors import EngineError
 
 from .activity import Activity
 from .chats_thread import ChatsThread
+from .errors import ApiError
 from .events import EventHub
 from .generations import Generations
 from .job_events import JobEvents
+from .last_model import LastModel
 from .loaded import LoadedModel, Loader
 from .metrics import Metrics
 from .model_manager import Installed, ModelManager, ModelState
@@ -67,7 +71,7 @@ class Service:
         self.text_pool = ThreadPoolExecutor(NUM_TEXT_THREADS, "text")
         self.chats = ChatsThread(paths.chats_db)
         self.models = ModelManager(
-            installed, loader, settings, paths.state_dir / "last_model", on_change=self._publish_model
+            installed, loader, settings, LastModel(paths.state_dir / "last_model"), on_change=self._publish_model
         )
         self.generations = Generations(self.models, self.text_pool)
         self.replies = Replies(self.chats, self.models, self.generations, self.events, self.text_pool)
@@ -133,9 +137,10 @@ class Service:
         self.events.publish("model", model=self.models.status())
 
     def _on_pulled(self, name: str) -> None:
-        """The first model is loaded as soon as it is there."""
+        """The first model is loaded as soon as it is there, and so is one that comes in place of a broken one."""
         if self.models.state in (ModelState.NO_MODEL, ModelState.FAILED):
-            self.models.start()
+            with contextlib.suppress(ApiError, EngineError):
+                self.models.load_soon(name)
 
     @property
     def is_working(self) -> bool:

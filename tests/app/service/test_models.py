@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,59 @@ async def test_stopping_does_not_wait_for_a_load(home: Path) -> None:
         assert (await waiting).status_code == 503
         await until(lambda: running.service.models.state == "no_model")
         assert models.engines == []
+
+
+async def test_nothing_is_loaded_for_requests_that_come_while_the_service_stops(home: Path) -> None:
+    models = FakeModels()
+    async with running_service(models) as running:
+        await running.ready()
+        await running.service.models.close()
+        refused = await running.complete("say hi")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+        running.service._on_pulled("fake")
+        assert len(models.engines) == 1
+
+
+async def test_the_queue_for_a_load_is_bounded(home: Path) -> None:
+    models = FakeModels()
+    models.load_gate.clear()
+    async with running_service(models, max_num_waiting=2) as running:
+        answers = [asyncio.create_task(running.complete("say hi")) for _ in range(2)]
+        await until(lambda: len(running.service.models._waiters) == 2)
+        refused = await running.complete("say hi")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        models.load_gate.set()
+        assert [(await answer).status_code for answer in answers] == [200, 200]
+
+
+async def test_a_model_that_is_being_removed_is_not_loaded_again_meanwhile(running: Running) -> None:
+    models = running.models
+    is_removing, may_go_on = threading.Event(), threading.Event()
+    remove = models.remove
+
+    def slow(name: str) -> None:
+        is_removing.set()
+        assert may_go_on.wait(20)
+        remove(name)
+
+    models.remove = slow  # type: ignore[method-assign]
+    removed = asyncio.create_task(running.client.remove_model("fake", is_forced=True))
+    await until(is_removing.is_set)
+    late = asyncio.create_task(running.complete("say hi"))
+    await until(lambda: len(running.service.models._waiters) == 1)
+    may_go_on.set()
+    await removed
+    assert (await late).status_code == 503
+    assert len(models.engines) == 1
+
+
+async def test_a_pulled_model_takes_the_place_of_one_that_cannot_be_loaded(home: Path) -> None:
+    models = FakeModels(fake_installed("one"))
+    models.load_error = BrokenModelError("model.safetensors is damaged. Pull the model again.")
+    async with running_service(models, model="one") as running:
+        await until(lambda: running.service.models.state == "failed")
+        models.load_error = None
+        models.models["two"] = fake_installed("two")
+        running.service._on_pulled("two")
+        await running.ready()
+        assert running.service.models.current_name == "two"
