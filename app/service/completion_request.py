@@ -16,6 +16,8 @@ from .errors import invalid_value
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+"""Of one stop string: the automaton that looks for them has a state for each character."""
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 
@@ -168,6 +170,8 @@ def _stops(value: Any) -> tuple[str, ...]:
         raise invalid_value("stop must be a string or a list of strings.", "stop")
     if len(stops) > MAX_STOPS:
         raise invalid_value(f"stop holds {len(stops)} strings, at most {MAX_STOPS} are allowed.", "stop")
+    if max(map(len, stops), default=0) > MAX_STOP_CHARS:
+        raise invalid_value(f"stop holds a string of more than {MAX_STOP_CHARS} characters.", "stop")
     return tuple(stop for stop in stops if stop)
 
 

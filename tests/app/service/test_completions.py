@@ -122,6 +122,12 @@ async def test_nulls_are_absent_and_unknown_fields_are_ignored(running: Running)
     assert "tool_calls" not in answer.json()["choices"][0]["message"]
 
 
+async def test_a_stop_string_as_long_as_a_book_is_refused(running: Running) -> None:
+    """Its automaton would be built between two steps of the engine, and take gigabytes."""
+    refused = await running.complete("say hi", stop=["x", "y" * 100_000])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stop")
+
+
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty", "repeat_penalty"])
 async def test_a_number_too_large_for_a_float_is_refused_by_name(running: Running, name: str) -> None:
     refused = await running.complete("say hi", **{name: 10**400})
