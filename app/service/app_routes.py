@@ -102,7 +102,8 @@ class AppRoutes:
         return JsonResponse({"job": job.snapshot().as_json()})
 
     async def cache(self) -> Response:
-        model, footprints = self.service.models.loaded, self.service.replies.footprints
+        model = self.service.models.loaded
+        footprints = self.service.replies.footprints.of_model(model.name) if model else []
         report = await asyncio.get_running_loop().run_in_executor(
             self.service.text_pool, cache_report, model, footprints
         )
