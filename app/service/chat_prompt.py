@@ -59,8 +59,9 @@ class PromptMaker:
                 return messages
 
             try:
-                # The day the chat began, for good: a template with a date must not change the prefix at midnight.
-                day = dt.datetime.fromtimestamp(chat.created_at).astimezone().date()
+                # The day the conversation began, for good, in its forks too: a template with a date must not change
+                # the prefix at midnight.
+                day = dt.datetime.fromtimestamp(path[0].created_at).astimezone().date() if path else None
                 rendered = await render(model, build, self._text_pool, continue_final=is_continued, today=day)
             except PromptTooLongError as error:
                 refusal = to_api_error(error)

@@ -522,15 +522,19 @@ async def test_a_reply_that_fills_the_context_cannot_be_continued_and_stays_as_i
         assert (await running.client.get_chat(chat["id"]))["messages"][-1] == full
 
 
-async def test_a_chat_keeps_the_day_it_began_for_templates_with_a_date(running: Running) -> None:
+async def test_a_chat_and_its_forks_keep_the_day_it_began_for_templates_with_a_date(running: Running) -> None:
     """A4: a date that changes at midnight would make every open chat read its whole history again."""
     chat = await running.client.create_chat()
-    week_ago = chat["created_at"] - 7 * 86400
-    with sqlite3.connect(running.paths.chats_db) as database:
-        database.execute("update chats set created_at = ? where id = ?", (week_ago, chat["id"]))
-    await running.client.send_turn(chat["id"], "say hi")
+    begun = await running.client.send_turn(chat["id"], "say hi")
     await running.settled(chat["id"])
+    week_ago = begun["message"]["created_at"] - 7 * 86400
+    with sqlite3.connect(running.paths.chats_db) as database:
+        database.execute("update messages set created_at = ? where id = ?", (week_ago, begun["message"]["id"]))
+    fork = await running.client.fork_chat(chat["id"], begun["reply"]["id"])
     model = running.service.models.loaded
     assert model is not None
     assert isinstance(model.text, FakeText)
-    assert model.text.days[-1] == dt.datetime.fromtimestamp(week_ago).astimezone().date()
+    for chat_id in (chat["id"], fork["id"]):
+        await running.client.send_turn(chat_id, "say ho")
+        await running.settled(chat_id)
+        assert model.text.days[-1] == dt.datetime.fromtimestamp(week_ago).astimezone().date()
