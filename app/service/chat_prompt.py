@@ -31,7 +31,7 @@ class Prompt:
     model: LoadedModel
     token_ids: tuple[int, ...]
     answer_ids: tuple[int, ...] = ()
-    """Ids of the reply that is continued, cut to its visible text."""
+    """At the end of the prompt: ids of the reply that is continued, as its visible text has them."""
 
 
 class PromptMaker:
@@ -52,11 +52,9 @@ class PromptMaker:
         try:
             tokenizer_hash = model.text.tokenizer_hash
             path = await self._chats.run(lambda store: store.path(chat.id, tip_id, tokenizer_hash)) if tip_id else []
-            messages: list[ChatMessage] = []
 
             def build() -> list[ChatMessage]:
-                messages.extend(chat_messages(chat.settings, path, chat.context_start_id, model, text))
-                return messages
+                return chat_messages(chat.settings, path, chat.context_start_id, model, text)
 
             try:
                 # The day the conversation began, for good, in its forks too: a template with a date must not change
@@ -67,8 +65,7 @@ class PromptMaker:
                 refusal = to_api_error(error)
                 refusal.details["choices"] = await ways_out(chat, path, text, model, self._text_pool)
                 raise refusal from error
-            answer_ids = (messages[-1].token_ids or ()) if is_continued else ()
-            return Prompt(model, tuple(rendered.token_ids), tuple(answer_ids))
+            return Prompt(model, tuple(rendered.token_ids), rendered.continued_ids)
         except BaseException:
             self._models.release()
             raise

@@ -194,7 +194,7 @@ class Replies:
             await self._announce(chat.id)
             if prompt is None:
                 prompt = await self._prepare_later(chat, reply)
-            reply.token_ids = list(prompt.answer_ids)
+            await self._note_continued_ids(reply, prompt)
             reply.stream = await self._start(chat, reply, prompt, num_siblings)
             if reply.is_stop_wanted:
                 reply.stream.cancel()
@@ -217,6 +217,18 @@ class Replies:
                 self._live.pop(chat.id, None)
             self._note_footprint(reply)
             await self._announce(chat.id)
+
+    async def _note_continued_ids(self, reply: LiveReply, prompt: Prompt) -> None:
+        """What is sampled now follows these ids, in the database too, where more may stand than the text shows."""
+        reply.token_ids = list(prompt.answer_ids)
+        if not reply.token_ids:
+            return
+        message_id, tokenizer_hash = reply.message.id, prompt.model.text.tokenizer_hash
+        try:
+            await self._chats.run(lambda store: store.set_token_ids(message_id, tokenizer_hash, prompt.answer_ids))
+        except BaseException:
+            self._models.release()
+            raise
 
     async def _prepare_later(self, chat: Chat, reply: LiveReply) -> Prompt:
         """The prompt, once the model is ready; `reply.stop()` ends the wait."""

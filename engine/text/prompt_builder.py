@@ -48,11 +48,13 @@ class PromptBuilder:
         """Escaped text of a content: no control token in it."""
         self._open_run.append(text)
 
-    def put_ids(self, token_ids: Sequence[int]) -> None:
-        """A sampled answer. The run that it stands in goes on behind it."""
+    def put_ids(self, token_ids: Sequence[int]) -> int:
+        """A sampled answer. The run that it stands in goes on behind it. Returns how many ids stand before it."""
         self._close_run()
+        num_before = len(self._ids)
         self._append(token_ids)
         self._is_run_start = False
+        return num_before
 
     def recall(self, content: str) -> tuple[int, ...] | None:
         """The ids that were sampled for this answer after just this prompt, if remembered."""

@@ -35,6 +35,9 @@ class Rendered:
     """The prompt as a person may read it."""
     num_exact_answers: int = 0
     """Answers whose sampled ids were used."""
+    continued_ids: tuple[int, ...] = ()
+    """With `continue_final`: all ids at the end that stand for the last answer, sampled and, where it was cut within a
+    token, tokenised. Empty if it has no ids of its own."""
 
 
 class _Span(NamedTuple):
@@ -95,6 +98,7 @@ class Transcript:
 
         builder = PromptBuilder(self._tokenizer, page.text, page.offsets, memory)
         num_exact = position = 0
+        num_before_final: int | None = None
         for span in spans:
             builder.read(position, span.outer_start)
             position = span.outer_end
@@ -103,7 +107,9 @@ class Transcript:
                 builder.read(span.outer_start, span.outer_end)
                 continue
             num_exact += bool(match.token_ids)
-            builder.put_ids(match.token_ids)
+            num_before = builder.put_ids(match.token_ids)
+            if span.message_index == len(head):
+                num_before_final = num_before
             if match.num_chars == 0:
                 builder.put_text(page.text[min(span.outer_start + match.num_spaces, span.start) : span.end])
                 position = span.end
@@ -111,7 +117,9 @@ class Transcript:
                 builder.put_text(split_escaped(page.text[span.start : span.end], match.num_chars)[1])
                 position = span.end
         builder.read(position, len(page.text))
-        return Rendered(builder.finish(), unescape(page.text), num_exact)
+        ids = builder.finish()
+        continued_ids = () if num_before_final is None else tuple(ids[num_before_final:])
+        return Rendered(ids, unescape(page.text), num_exact, continued_ids)
 
     def _match(self, message: ChatMessage, builder: PromptBuilder) -> AnswerMatch | None:
         ids = builder.recall(message.content) if message.token_ids is None else message.token_ids

@@ -70,7 +70,9 @@ class FakeText:
             if message.content == "template refuses":
                 raise TemplateError("The template of this model refuses these messages.")
             ids += [_ROLES.get(message.role, USER), *(message.token_ids or encode(message.content)), END]
-        return Rendered(ids[:-1] if continue_final else [*ids, ASSISTANT], "")
+        if continue_final:
+            return Rendered(ids[:-1], "", continued_ids=tuple(messages[-1].token_ids or ()))
+        return Rendered([*ids, ASSISTANT], "")
 
     def remember(self, prompt_token_ids: Sequence[int], text: str, sampled_ids: Sequence[int]) -> None:
         self.remembered.append(text)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from chatkv.app.chats.errors import StoreFullError
+from chatkv.app.chats.records import MessageStatus
 from chatkv.app.chats.store import ChatStore
 from chatkv.app.client import RefusedError
 from chatkv.app.service import events as events_module
@@ -185,6 +186,33 @@ async def test_continuing_in_a_fork_leaves_the_other_chat_as_it_is(running: Runn
     assert {event["chat_id"] for event in watcher.of("reply_delta")} == {fork["id"]}
     after = await running.client.get_chat(chat["id"])
     assert after["messages"] == before["messages"]
+
+
+async def test_ids_that_the_text_does_not_show_are_dropped_before_a_reply_goes_on(
+    unhurried: Running, monkeypatch: Any
+) -> None:
+    """A kill between two bytes of a character leaves more ids than text; a second kill must find them in order."""
+    running = unhurried
+    chat = await running.client.create_chat()
+
+    def killed(store: ChatStore) -> str:
+        _, reply = store.begin_turn(chat["id"], None, "count 90", "fake")
+        store.append_reply(reply.id, "1 2", [*encode("1 2"), 256 + 0xF0], FakeText.tokenizer_hash)
+        return store.finish_reply(reply.id, MessageStatus.STOPPED).id
+
+    reply_id = await running.service.chats.run(killed)
+    await running.client.continue_reply(chat["id"])
+    seen: tuple[str, tuple[int, ...] | None] = ("", ())
+    while len(seen[0]) < 10:
+        seen = await running.service.chats.run(
+            lambda store: (
+                (message := store.get_message(reply_id, tokenizer_hash=FakeText.tokenizer_hash)).content,
+                message.token_ids,
+            )
+        )
+    assert seen[1] == tuple(encode(seen[0]))
+    await running.client.cancel(chat["id"])
+    await running.settled(chat["id"])
 
 
 async def test_regenerating_makes_another_version_with_another_seed(running: Running) -> None:

@@ -107,6 +107,32 @@ def check_turns(transcript: Transcript, tokenizer: Tokenizer, name: str, data: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@relaxed
+@given(data=st.data())
+def test_the_turn_after_a_continued_answer_begins_with_all_of_it(
+    make_transcript: Chat, tokenizer_folders: dict[str, Any], kind: str, data: st.DataObject
+) -> None:
+    """Also when the answer had been cut within a token, so that a piece of its text had to be tokenised."""
+    tokenizer, transcript = tokenizer_folders[kind].tokenizer, make_transcript(kind, templates.CHATML)
+    user = ChatMessage("user", "hi")
+    prompt = transcript.render([user])
+    answer = sample_answer(data, tokenizer, prompt.token_ids)
+    assume(answer.token_ids)
+    continued = transcript.render([user, answer], continue_final=True)
+    num_own = len(continued.continued_ids)
+    assert continued.token_ids[len(continued.token_ids) - num_own :] == list(continued.continued_ids)
+    assert continued.continued_ids[: len(answer.token_ids or ())] == answer.token_ids
+    more = tokenizer.encode_run("🦊 hello", is_run_start=False)
+    stream = TextStream(tokenizer, continued.token_ids[-4:], resume_text=answer.content)
+    content = answer.content + stream.push(more).text + stream.finish()
+    sampled = [*continued.continued_ids, *more]
+    whole = ChatMessage("assistant", content, answer_ids(tokenizer, sampled, content))
+    later = transcript.render([user, whole, user])
+    known = [*continued.token_ids, *more]
+    assert later.token_ids[: len(known)] == known
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [*templates.KEEPS_ANSWERS, "splitting"])
 @relaxed
 @given(data=st.data())
