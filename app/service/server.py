@@ -59,6 +59,12 @@ class _Listener(uvicorn.Server):
         )
 
         self._stop_wanted = asyncio.Event()
+        self.servers = []
+
+    def stop_accepting(self) -> None:
+        """Connections that are there live on; a new client is refused at once."""
+        for server in self.servers:
+            server.close()
 
     def stop(self) -> None:
         self.should_exit = True
@@ -82,7 +88,10 @@ async def run_service(
     policy: TcpPolicy | None,
     on_ready: Callable[[Service], None] = lambda service: None,
 ) -> None:
-    """Serve until `stop_wanted` is set; then end replies and close everything, the sockets last."""
+    """Serve until `stop_wanted` is set; then take no new client, end replies and close everything.
+
+    A client that comes from then on starts the next service, which waits for this one's lock.
+    """
     service = make_service(endpoints)
     app = create_app(service)
     listeners = [(_Listener(Gate(app, None)), unix_socket)]
@@ -96,6 +105,8 @@ async def run_service(
     on_ready(service)
     await service.stop_wanted.wait()
     log.info("stopping")
+    for listener, _ in listeners:
+        listener.stop_accepting()
     await service.stop()
     for listener, _ in listeners:
         listener.stop()

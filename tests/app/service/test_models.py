@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from chatkv.app.client import RefusedError
+from chatkv.app.service.ownership import can_connect
 from chatkv.engine.errors import BrokenModelError
 
 from .fake_engine import fake_installed
@@ -249,3 +250,21 @@ async def test_a_pulled_model_takes_the_place_of_one_that_cannot_be_loaded(home:
         running.service._on_pulled("two")
         await running.ready()
         assert running.service.models.current_name == "two"
+
+
+async def test_a_stopping_service_takes_no_new_client(home: Path) -> None:
+    """It would be answered by a service that is about to refuse its first turn; so it starts the next one instead."""
+    async with running_service(FakeModels()) as running:
+        await running.ready()
+        is_stopping, may_go_on = threading.Event(), threading.Event()
+
+        def slow() -> None:
+            is_stopping.set()
+            assert may_go_on.wait(20)
+
+        running.service.jobs.close = slow  # type: ignore[method-assign,assignment]
+        assert can_connect(running.paths.socket_path)
+        running.service.stop_wanted.set()
+        await until(is_stopping.is_set)
+        assert not can_connect(running.paths.socket_path)
+        may_go_on.set()
