@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 _DIGEST_BYTES = 16
+MAX_ANSWERS = 32_768
+"""However short they are: an answer costs some 300 bytes beside its ids."""
 
 
 class Chain:
@@ -34,7 +36,7 @@ class RunMemory:
     """Bounded, least recently used out first. Thread-safe. The key makes names useless outside this process."""
 
     def __init__(self, max_tokens: int = 1_000_000, key: bytes | None = None):
-        """`max_tokens`: sum of the lengths of the remembered answers (8 MB of ids at the default)."""
+        """`max_tokens`: sum of the lengths of the remembered answers (4 MB of ids at the default)."""
         self._key = key if key is not None else secrets.token_bytes(32)
         self._max_tokens = max_tokens
         self._num_tokens = 0
@@ -56,7 +58,7 @@ class RunMemory:
         with self._lock:
             self._num_tokens += len(token_ids) - len(self._runs.pop(key, ()))
             self._runs[key] = array("I", token_ids)
-            while self._num_tokens > self._max_tokens:
+            while self._num_tokens > self._max_tokens or len(self._runs) > MAX_ANSWERS:
                 _, oldest = self._runs.popitem(last=False)
                 self._num_tokens -= len(oldest)
 

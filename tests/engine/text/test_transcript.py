@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from chatkv.engine.errors import InvalidRequestError, TemplateError
+from chatkv.engine.text import run_memory
 from chatkv.engine.text.answer_match import match_answer
 from chatkv.engine.text.detokenizer import TextStream, answer_ids
 from chatkv.engine.text.escaping import Escaper, read_marks, split_escaped, unescape, with_marks
@@ -473,6 +474,14 @@ def test_the_memory_is_bounded_and_forgets_what_was_not_used() -> None:
     assert memory.num_tokens <= 10
     memory.clear()
     assert (find(0), memory.num_tokens) == (None, 0)
+
+
+def test_the_memory_is_bounded_in_answers_of_one_token_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_memory, "MAX_ANSWERS", 3)
+    memory = RunMemory()
+    for prompt in range(10):
+        memory.remember([prompt], "x", [prompt])
+    assert memory.num_tokens == 3
 
 
 any_text = st.lists(st.sampled_from([*HOSTILE, "a", "b"]), max_size=10).map("".join)
