@@ -66,7 +66,9 @@ class Completion:
         if output.num_prompt_tokens:
             self._last = output
         if output.finish_reason is FinishReason.CANCELLED:
-            self.failure = ApiError(409, "The request was cancelled.", "cancelled")
+            # The SDKs of OpenAI send a 409 again unless they are told not to.
+            headers = {"x-should-retry": "false"}
+            self.failure = ApiError(409, "The request was cancelled.", "cancelled", headers=headers)
         elif output.finish_reason is FinishReason.ERROR:
             self.failure = ApiError(500, output.error or "The engine failed.", "generation_failed")
         elif output.finish_reason is not None:

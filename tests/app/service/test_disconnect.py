@@ -139,6 +139,17 @@ async def test_a_stopped_stream_ends_with_an_error_and_the_id_is_known(running: 
     assert unknown.status_code == 404
 
 
+async def test_a_cancelled_answer_is_not_asked_for_again(running: Running) -> None:
+    """OpenAI's SDKs re-send a 409 twice, unless this header says no."""
+    waiting = asyncio.create_task(running.complete("hold"))
+    await until(lambda: running.engine.num_active == 1)
+    (request_id,) = running.service.generations._running
+    await running.client.cancel_request(request_id)
+    refused = await waiting
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "cancelled")
+    assert refused.headers["x-should-retry"] == "false"
+
+
 async def test_full_queue_is_429_and_says_when_to_try_again(running: Running) -> None:
     running.engine.step_gate.clear()
     writers = [await post_and_wait(running, "hold", stream=True) for _ in range(4)]
