@@ -43,6 +43,7 @@ async def _run(paths: Paths, settings: Settings, service: ChatService) -> int:
         os.environ.setdefault("TEXTUAL_FPS", "20")
         os.environ.setdefault("TEXTUAL_SMOOTH_SCROLL", "0")
     from .app import ChatApp
+    from .terminal import TerminalDriver
 
     app = ChatApp(
         service,
@@ -51,6 +52,7 @@ async def _run(paths: Paths, settings: Settings, service: ChatService) -> int:
         theme=settings.theme,
         is_ascii=settings.ascii_ui,
     )
+    app.driver_class = TerminalDriver
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, app.leave, 128 + number)
     try:
