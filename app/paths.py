@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,8 @@ from .errors import UserError
 
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel's limit is 107; some clients copy the path into a smaller buffer."""
+SHORT_SOCKETS_DIR = Path("/tmp")
+"""Not TMPDIR: client and service must come to the same path from whatever environment they were started in."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,24 @@ class Paths:
 
     @classmethod
     def from_env(cls) -> Paths:
-        """`CHATKV_HOME` when set (two homes run side by side), else platformdirs."""
-        home = os.environ.get("CHATKV_HOME")
-        if home:
-            return cls.under(Path(home).expanduser().absolute())
+        """`CHATKV_HOME` when set (two homes run side by side), else platformdirs.
+
+        Raises:
+            UserError: the environment does not say where the person's home is.
+        """
+        if home := os.environ.get("CHATKV_HOME"):
+            return cls.under(Path(os.path.expanduser(home)).absolute())
         dirs = platformdirs.PlatformDirs("chatkv", appauthor=False)
-        return cls(
-            Path(dirs.user_config_dir),
-            Path(dirs.user_data_dir),
-            Path(dirs.user_cache_dir),
-            Path(dirs.user_state_dir),
-            Path(dirs.user_runtime_dir),
-        )
+        try:
+            kinds = (dirs.user_config_dir, dirs.user_data_dir, dirs.user_cache_dir, dirs.user_state_dir)
+        except RuntimeError:  # Older ones answer with a relative path instead.
+            kinds = ("", "", "", "")
+        config, data, cache, state = map(Path, kinds)
+        if not all(folder.is_absolute() for folder in (config, data, cache, state)):
+            raise UserError("There is no home directory.", "Set HOME, or CHATKV_HOME to a folder of your own.")
+        # The socket lies with the state, not in XDG_RUNTIME_DIR: that is another one, or none, in cron, in a container
+        # or after `su`, and it goes away at logout while the service goes on.
+        return cls(config, data, cache, state, state)
 
     @classmethod
     def under(cls, root: Path) -> Paths:
@@ -92,7 +99,7 @@ class Paths:
         if len(os.fsencode(natural)) <= MAX_SOCKET_PATH_BYTES:
             return natural
         digest = hashlib.sha256(os.fsencode(natural)).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"chatkv-{os.getuid()}-{digest}" / "chatkv.sock"
+        return SHORT_SOCKETS_DIR / f"chatkv-{os.getuid()}-{digest}" / "chatkv.sock"
 
     def make_private(self) -> None:
         """Create every folder that holds state, 0700.
