@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from .errors import UserError
 from .paths import Paths
@@ -18,7 +20,7 @@ DEFAULT_MODEL = "smollm2-135m"
 class Settings(BaseSettings):
     """Every field can be set in settings.toml or as CHATKV_<NAME>; the environment wins."""
 
-    model_config = SettingsConfigDict(env_prefix="CHATKV_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="CHATKV_", extra="forbid", frozen=True, env_ignore_empty=True)
 
     model: str = DEFAULT_MODEL
     """Model that the service loads when none was used before."""
@@ -69,25 +71,43 @@ def load_settings(paths: Paths) -> Settings:
     """Read the settings file, if there is one, and the environment.
 
     Raises:
-        UserError: the file is not TOML, or a value is not allowed; names the file and the field.
+        UserError: the file cannot be read or is not TOML, or a value is not allowed; names where it stands and the
+            field.
     """
-    return Settings(**_read_toml(paths.settings_file)) if paths.settings_file.exists() else _validated({}, None)
+    file = paths.settings_file
+    try:
+        return Settings(**_read_toml(file))
+    except ValidationError as error:
+        raise _as_user_error(error, file) from error
+    except SettingsError as error:  # A list in the environment that is not JSON.
+        raise UserError(f"{_sentence(error)}.", 'Lists are written like this: ["one", "two"].') from error
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(file.read_text("utf-8"))
+        return tomllib.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"Cannot read {file}: {error.strerror}.", "Mend it, or move it away.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}.", "Mend the line, or move the file away.") from error
-    _validated(values, file)
-    return values
 
 
-def _validated(values: dict[str, Any], file: Path | None) -> Settings:
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "?"
-        where = str(file) if file else f"the environment variable CHATKV_{field.upper()}"
-        raise UserError(f"Setting '{field}': {first['msg']}.", f"It comes from {where}.") from error
+def _as_user_error(error: ValidationError, file: Path) -> UserError:
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, Settings.model_fields, 1)
+        hint = f"Did you mean '{near[0]}'?" if near else "The README lists the settings."
+        return UserError(f"There is no setting '{name}'. It stands in {file}.", hint)
+    variable = f"CHATKV_{name.upper()}"
+    is_from_env = any(key.upper() == variable and value for key, value in os.environ.items())
+    where = f"the environment variable {variable}" if is_from_env else str(file)
+    field = ".".join(str(part) for part in first["loc"])
+    return UserError(f"Setting '{field}': {first['msg']}.", f"It comes from {where}.")
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:].replace('from source "EnvSettingsSource"', "from the environment")
