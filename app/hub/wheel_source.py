@@ -73,6 +73,8 @@ class _Pip:
         self.is_reached = False
         self.asked_at = time.monotonic() + _STARTUP_S
         self.errors: list[str] = []
+        self.broken_cause = ""
+        """Why pip's last connection broke, while the index has not answered."""
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
         # TMPDIR: pip's growing file must lie where we can watch it, and on the disk whose space was checked.
         env = {**os.environ, "TMPDIR": str(unpacking), "PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
@@ -126,6 +128,8 @@ class _Pip:
     def _note(self, line: str) -> None:
         if _ANSWERED.match(line):
             self.asked_at = time.monotonic()
+        if "after connection broken by" in line:
+            self.broken_cause = _cause(line)
         if _REACHED.match(line):
             self.is_reached = True
         if size := _SIZE.match(line):
@@ -138,7 +142,7 @@ class _Pip:
         if self.is_reached or self.job.is_last:
             return
         if "after connection broken by" in line:
-            raise SourceFailed(f"the package index cannot be reached ({_cause(line)})")
+            raise SourceFailed(self._unreachable())
         if time.monotonic() - self.asked_at > self.job.reach_timeout_s:
             raise SourceFailed(f"the package index did not answer within {self.job.reach_timeout_s:g} s")
 
@@ -156,7 +160,12 @@ class _Pip:
     def _reason(self) -> str:
         if any("No module named pip" in error for error in self.errors):
             return f"pip is not installed beside {sys.executable}"
+        if self.broken_cause and not self.is_reached:
+            return self._unreachable()  # pip itself only says that it found no such package
         return self.errors[-1] if self.errors else f"pip ended with status {self.process.returncode}"
+
+    def _unreachable(self) -> str:
+        return f"the package index cannot be reached ({self.broken_cause})"
 
 
 def _resume_options() -> list[str]:

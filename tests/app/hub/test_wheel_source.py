@@ -136,6 +136,19 @@ def test_a_refused_index_leads_to_the_next_source(
     assert "the package index cannot be reached ([Errno 111] Connection refused)" in log.messages
 
 
+def test_a_refused_index_as_the_last_source_is_named_as_such(
+    index: Path, log: PullLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip's own last words are that there is no such package."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{reserved.getsockname()[1]}/simple")
+        with pytest.raises(UserError, match=r"index cannot be reached \(\[Errno 111\] Connection refused\)"):
+            log.pull(SPEC)
+
+
 def test_cancelling_ends_pip(index: Path, log: PullLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     with silent_index() as (url, came):
