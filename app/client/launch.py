@@ -66,12 +66,17 @@ async def _launch(paths: Paths, command: Sequence[str], deadline: float) -> None
         while not can_connect(paths.socket_path):
             if process.poll() is not None:
                 output.seek(0)
-                said = output.read().decode("utf-8", "replace").strip()
-                lines = said.splitlines()[-5:] or [f"It ended with status {process.returncode}."]
+                lines = _reason(output.read().decode("utf-8", "replace"), process.returncode)
                 raise UserError("The chatkv service did not start.", "\n".join([*lines, f"Its log: {paths.log_file}"]))
             await _pause(deadline, paths)
     # Reaped when it ends, so that a long-lived client keeps no zombie.
     threading.Thread(target=process.wait, daemon=True).start()
+
+
+def _reason(said: str, status: int) -> list[str]:
+    """The end of what a service said before it ended; of a trace only the line that tells what happened."""
+    lines = said.strip().splitlines()[-5:] or [f"It ended with status {status}."]
+    return lines[-1:] if "Traceback (most recent call last)" in said else lines
 
 
 def _spawn(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -11,15 +11,19 @@ from chatkv.app.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 served or attached, 1 refused with a message, 3 the asked-for port is taken."""
+    """Exit status: 0 served or attached, 1 refused with a message, 3 the asked-for port is taken, 130 Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m chatkv.app.service")
     parser.add_argument("--detached", action="store_true", help="no terminal: log to the file only")
     parser.add_argument("--port", type=int, help="TCP port; must be free")
     options = parser.parse_args(arguments)
-    from .process import PortTakenError, run
-
+    try:
+        from .process import PortTakenError, run
+    except KeyboardInterrupt:
+        return 130
     try:
         return run(is_detached=options.detached, port=options.port)
+    except KeyboardInterrupt:  # Ctrl-C before the loop took it over.
+        return 130
     except PortTakenError as error:
         print(error, file=sys.stderr)
         return 3

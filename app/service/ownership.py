@@ -37,7 +37,17 @@ class ServiceLock:
         return self._fd is not None
 
     def try_acquire(self) -> bool:
-        fd = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """
+        Raises:
+            UserError: the file cannot be made.
+        """
+        try:
+            fd = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UserError(
+                f"Cannot write {self.file}: {error.strerror}.",
+                "Mend the folder's permissions, free some disk space, or set CHATKV_HOME to another folder.",
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -82,8 +92,9 @@ class ServiceLock:
     def write_owner(self, owner: dict[str, Any]) -> None:
         """Say in the file who holds the lock (for people and messages; the lock itself is the truth)."""
         assert self._fd is not None, "the lock is not held"
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps(owner).encode(), 0)
+        with contextlib.suppress(OSError):  # A full disk is no reason not to serve.
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps(owner).encode(), 0)
 
     def owner(self) -> dict[str, Any]:
         try:

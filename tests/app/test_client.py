@@ -48,6 +48,14 @@ async def test_a_service_that_dies_at_once_is_an_error_with_its_words(home: Path
     assert "service.log" in str(refused.value)
 
 
+async def test_a_trace_of_a_service_is_not_shown(home: Path) -> None:
+    command = (sys.executable, "-c", "def f(): raise OSError('no moon')\nf()")
+    with pytest.raises(UserError) as refused:
+        await ensure_running(Paths.from_env(), command)
+    assert "OSError: no moon" in str(refused.value)
+    assert 'File "' not in str(refused.value)
+
+
 async def test_a_service_that_never_listens_is_given_up(home: Path) -> None:
     command = (sys.executable, "-c", "import sys; sys.stdin.read(); input()")
     with pytest.raises(UserError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -31,6 +32,22 @@ def test_one_holder_and_its_pid(lock: ServiceLock) -> None:
     assert other.owner() == {}
     assert other.try_acquire()
     other.release()
+
+
+def test_a_lock_that_cannot_be_made_is_told_with_its_file(home: Path) -> None:
+    (home / "taken").mkdir()
+    with pytest.raises(UserError, match=r"Cannot write .*/taken: Is a directory"):
+        ServiceLock(home / "taken").try_acquire()
+
+
+def test_a_full_disk_keeps_nobody_from_the_lock(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = ServiceLock(home / "lock")
+    assert lock.try_acquire()
+    lock.release()
 
 
 def test_a_child_holds_neither_lock_nor_socket_on(lock: ServiceLock, home: Path) -> None:
