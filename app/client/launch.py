@@ -74,9 +74,12 @@ async def _launch(paths: Paths, command: Sequence[str], deadline: float) -> None
 
 
 def _reason(said: str, status: int) -> list[str]:
-    """The end of what a service said before it ended; of a trace only the line that tells what happened."""
-    lines = said.strip().splitlines()[-5:] or [f"It ended with status {status}."]
-    return lines[-1:] if "Traceback (most recent call last)" in said else lines
+    """The end of what a service said before it ended; of a trace only what stands below its frames."""
+    lines = said.strip().splitlines() or [f"It ended with status {status}."]
+    if "Traceback (most recent call last):" in lines:
+        while any(line.startswith("  ") for line in lines):
+            del lines[0]
+    return lines[-5:]
 
 
 def _spawn(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
