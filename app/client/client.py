@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from enum import Enum
 from importlib.metadata import version
 from typing import Any, Self
 
@@ -16,6 +15,7 @@ from ..paths import Paths
 from .errors import RefusedError, ServiceLostError
 from .launch import COMMAND, ensure_running, wait_stopped
 from .sse import read_events
+from .tip import TIP, Tip
 
 Json = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)
@@ -25,14 +25,6 @@ NO_TIMEOUT = httpx.Timeout(None, connect=10.0)
 
 START_ATTEMPTS = 20
 RETRY_S = 0.1
-
-
-class Tip(Enum):
-    TIP = "tip"
-
-
-TIP = Tip.TIP
-"""Where a turn goes when nobody says otherwise: after the chat's last message."""
 
 
 class Client:

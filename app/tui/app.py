@@ -73,6 +73,13 @@ class ChatApp(App[int]):
             title = f"/{command.name}" + (f"  ({command.key})" if command.key else "")
             yield SystemCommand(title, command.what, partial(action))
 
+    async def action_quit(self) -> None:
+        """Textual's own ^Q comes before the screen's."""
+        if self.main_screen is not None:
+            self.main_screen.action_quit()
+        else:
+            self.exit(0)
+
     def leave(self, status: int = 0) -> None:
         """End the app; what stands in the composer is kept."""
         if self.main_screen is not None and self.main_screen.is_mounted:
@@ -83,12 +90,7 @@ class ChatApp(App[int]):
         """Save what was typed: with the service if it answers, else in a file. Called when the app has ended."""
         session = self.session
 
-        async def save(chat_id: str, text: str) -> None:
-            if not chat_id:
-                chat_id = str((await self._service.create_chat()).get("id"))
-            await self._service.update_chat(chat_id, {"draft": text})
-
-        await session.drafts.flush(save)
+        await session.drafts.flush(session.write_draft)
         session.drafts.write_file()
         await self._service.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,53 +12,69 @@ from .ports import RefusedError, ServiceLostError
 
 HTTP_NOT_FOUND = 404
 """The chat is gone for good; its draft goes with it."""
-NEW_CHAT = ""
-"""Key of the chat that the service does not know yet."""
+_NEW_CHAT = "new:"
+
+
+def new_chat_key() -> str:
+    """What stands for the id of a chat that the service does not know yet."""
+    return _NEW_CHAT + secrets.token_hex(8)
+
+
+def is_new(key: str) -> bool:
+    return key.startswith(_NEW_CHAT)
 
 
 class Drafts:
-    """Unsaved drafts by chat id. `file` holds what could not be given to the service before the app ended."""
+    """Unsaved drafts by the key of their chat: its id, or that of a new one.
+
+    `file` holds what could not be given to the service before the app ended.
+    """
 
     def __init__(self, file: Path | None = None):
         self._file = file
         self._unsaved: dict[str, str] = {}
 
-    def put(self, chat_id: str | None, text: str) -> None:
-        self._unsaved[chat_id or NEW_CHAT] = text
+    def put(self, key: str, text: str) -> None:
+        self._unsaved[key] = text
 
-    def pending(self, chat_id: str | None) -> str | None:
+    def pending(self, key: str) -> str | None:
         """The text not yet saved, newer than the service's."""
-        return self._unsaved.get(chat_id or NEW_CHAT)
+        return self._unsaved.get(key)
+
+    @property
+    def new_chats(self) -> list[str]:
+        """Keys of the new chats with an unsaved draft."""
+        return [key for key in self._unsaved if is_new(key)]
 
     @property
     def is_saved(self) -> bool:
         return not self._unsaved
 
     async def flush(self, save: Callable[[str, str], Awaitable[None]]) -> bool:
-        """Give every draft to `save(chat_id, text)`; False when the service did not take them all.
+        """Give every draft to `save(key, text)`; False when the service did not take them all.
 
-        `save` gets an empty chat id for the new chat; an empty draft of it is forgotten.
+        An empty draft of a new chat is forgotten.
         """
         is_done = True
-        for chat_id, text in list(self._unsaved.items()):
+        for key, text in list(self._unsaved.items()):
             try:
-                if chat_id != NEW_CHAT or (text.strip()):
-                    await save(chat_id, text)
+                if text.strip() or not is_new(key):
+                    await save(key, text)
             except ServiceLostError:
                 return False
             except RefusedError as error:
                 if error.status != HTTP_NOT_FOUND:
                     is_done = False
                     continue
-            if self._unsaved.get(chat_id) == text:
-                del self._unsaved[chat_id]
+            if self._unsaved.get(key) == text:
+                del self._unsaved[key]
         return is_done
 
     def write_file(self) -> None:
         """Keep what is unsaved for the next start; the file is private."""
         if self._file is None:
             return
-        unsaved = {chat_id: text for chat_id, text in self._unsaved.items() if text.strip()}
+        unsaved = {key: text for key, text in self._unsaved.items() if text.strip()}
         if not unsaved:
             self._file.unlink(missing_ok=True)
             return
@@ -76,4 +93,4 @@ class Drafts:
         except (OSError, ValueError):
             return
         if isinstance(unsaved, dict):
-            self._unsaved |= {str(chat_id): text for chat_id, text in unsaved.items() if isinstance(text, str)}
+            self._unsaved |= {str(key): text for key, text in unsaved.items() if isinstance(text, str)}

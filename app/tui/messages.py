@@ -7,13 +7,6 @@ from dataclasses import dataclass
 from textual.message import Message
 
 
-@dataclass
-class PromptSubmitted(Message):
-    """Enter in the composer; the text may be empty."""
-
-    text: str
-
-
 class PromptChanged(Message):
     """The composer's text is another one; handlers read it there, since more may have been typed meanwhile."""
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from chatkv.app.client.errors import RefusedError, ServiceLostError
+from chatkv.app.client.tip import Tip
 from chatkv.app.errors import UserError
-
-if TYPE_CHECKING:
-    from chatkv.app.client.client import Tip
 
 __all__ = ["ChatService", "JsonObject", "RefusedError", "ServiceLostError", "UserError"]
 

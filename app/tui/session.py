@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from .board import Board, MessageAdded, OpenChatEvent, ReplyDone, TextAdded
-from .drafts import Drafts
+from chatkv.app.client.tip import TIP, Tip
+
+from .board import Board, OpenChatEvent
+from .drafts import Drafts, is_new, new_chat_key
 from .ports import ChatService, RefusedError
 from .records import ChatSummary, Conversation, Message, OverflowChoice
+from .thread import Shown, Thread
 
 OVERFLOW_CODE = "context_length_exceeded"
 PASSING_CODES = frozenset({"chat_busy", "queue_full", "stopping"})
@@ -38,25 +40,19 @@ class QueuedTurnRefusedError(Exception):
         self.refusal = refusal
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the transcript has to do: the kind is append, extend, replace or reload."""
-
-    kind: str
-    index: int = -1
-    text: str = ""
-
-
 class Session:
     def __init__(self, service: ChatService, board: Board, drafts: Drafts):
         self.service = service
         self.board = board
         self.drafts = drafts
         self.conversation: Conversation | None = None
-        self.messages: list[Message] = []
+        self.thread = Thread()
         self.queued: dict[str, list[str]] = {}
         """Sent by the person, not yet by us: the chat is busy, or no model is there. Also saved as the chat's draft."""
-        self._creating = asyncio.Lock()
+        self._new_key = new_chat_key()
+        self._made: dict[str, str] = {}
+        """Ids of the chats that were made for the keys of new ones."""
+        self._making = asyncio.Lock()
 
     # Which chat is open
 
@@ -65,75 +61,100 @@ class Session:
         return self.conversation.summary.id if self.conversation else None
 
     @property
+    def chat_key(self) -> str:
+        """The open chat's id, or the key of a new one: what was said there goes there, whatever is open by then."""
+        return self.chat_id or self._new_key
+
+    @property
     def summary(self) -> ChatSummary | None:
         """The open chat as the list knows it now."""
         opened = self.conversation.summary if self.conversation else None
         return self.board.chats.get(opened.id, opened) if opened else None
 
     @property
+    def messages(self) -> list[Message]:
+        return self.thread.messages
+
+    @property
     def is_busy(self) -> bool:
         return self.chat_id in self.board.live
 
     @property
-    def last_reply(self) -> Message | None:
-        return next((message for message in reversed(self.messages) if message.is_reply), None)
+    def waiting(self) -> list[str]:
+        """What waits to be sent in the open chat."""
+        return self.queued.get(self.chat_key, [])
 
-    def begin_new(self) -> None:
+    def begin_new(self, key: str | None = None) -> None:
         """An empty conversation; the service hears of it when there is something to keep."""
-        self.conversation, self.messages, self.board.open_chat_id = None, [], None
+        self._new_key = key or new_chat_key()
+        self.conversation, self.thread, self.board.open_chat_id = None, Thread(), None
 
-    async def open_chat(self, chat_id: str) -> None:
+    async def open_chat(self, chat_id: str) -> bool:
+        """False when another chat was asked for before this one came."""
         self.board.open_chat_id = chat_id
-        self._take_conversation(Conversation.from_json(await self.service.get_chat(chat_id)))
+        try:
+            await self.reload()
+        except Exception:
+            if self.board.open_chat_id == chat_id:
+                self.board.open_chat_id = self.chat_id
+            raise
+        return self.chat_id == chat_id
+
+    async def reload(self) -> None:
+        """Fetch the chat that is open or was asked for last."""
+        chat_id = self.board.open_chat_id
+        if chat_id is None:
+            return
+        conversation = Conversation.from_json(await self.service.get_chat(chat_id))
+        if self.board.open_chat_id == chat_id:
+            self._take_conversation(conversation)
 
     async def refresh(self) -> None:
         """Fetch the list and the open chat again."""
         chats = [ChatSummary.from_json(chat) for chat in await self.service.list_chats()]
         self.board.set_chats(chats)
-        if self.chat_id is not None:
-            await self.open_chat(self.chat_id)
+        await self.reload()
 
-    async def ensure_chat(self) -> str:
-        """The open chat's id; makes the chat if it is new."""
-        async with self._creating:
-            if self.conversation is None:
-                chat = await self.service.create_chat()
-                self._take_conversation(Conversation.from_json({"chat": chat}))
-                assert self.conversation is not None
-                self.board.open_chat_id = self.chat_id
-                self.board.put_chat(self.conversation.summary)
-            assert self.chat_id is not None
-            return self.chat_id
+    def made_from(self, key: str) -> str | None:
+        """Id of the chat that a new one with this key became."""
+        return self._made.get(key)
+
+    async def ensure_chat(self, key: str | None = None) -> str:
+        """Id of the chat with this key (None: the open one); makes the chat if it is new."""
+        key = key or self.chat_key
+        if not is_new(key):
+            return key
+        async with self._making:
+            if key not in self._made:
+                conversation = Conversation.from_json({"chat": await self.service.create_chat()})
+                self._made[key] = conversation.summary.id
+                self.board.put_chat(conversation.summary)
+                if self.chat_key == key and self.board.open_chat_id is None:
+                    self.board.open_chat_id = conversation.summary.id
+                    self._take_conversation(conversation)
+            return self._made[key]
 
     def apply(self, event: OpenChatEvent) -> Shown | None:
         """Bring `messages` up to date with one event of the open chat; says what to redraw."""
-        if isinstance(event, MessageAdded):
-            return self._add(event.message)
-        message_id = event.message_id if isinstance(event, TextAdded) else event.message.id
-        index = self._index(message_id)
-        if index is None:
-            return Shown("reload")
-        if isinstance(event, ReplyDone):
-            self.messages[index] = event.message
-            return Shown("replace", index)
-        return self._extend(index, event)
+        return self.thread.apply(event)
 
     # Talking
 
-    async def send(self, text: str, **place: str | None) -> bool:
-        """Send a turn, or queue it when it has to wait; False when it was queued.
+    async def send(self, text: str, key: str | None = None, parent_id: str | Tip | None = TIP) -> bool:
+        """Send a turn to the chat with this key (None: the open one); False when it has to wait, and was queued.
 
-        `parent_id=` puts the turn elsewhere in the tree (an edit; None is the root); without it, it follows the tip.
+        `parent_id` puts the turn elsewhere in the tree (an edit; None is the root).
 
         Raises:
             ContextOverflowError: it does not fit; nothing was changed.
         """
-        chat_id = await self.ensure_chat()
-        if not place and (self.is_busy or self.board.status.model.state in ("no_model", "failed")):
+        chat_id = await self.ensure_chat(key)
+        is_edit = parent_id is not TIP
+        if not is_edit and (chat_id in self.board.live or self.board.status.model.state in ("no_model", "failed")):
             self._queue(chat_id, text)
             return False
         try:
-            answer = await self.service.send_turn(chat_id, text, **place)
+            answer = await self.service.send_turn(chat_id, text, parent_id)
         except RefusedError as error:
             if error.code == OVERFLOW_CODE:
                 raise ContextOverflowError(text, error) from error
@@ -142,7 +163,7 @@ class Session:
                 return False
             raise
         self.drafts.put(chat_id, "")
-        if place or not self._take_turn(chat_id, answer):
+        if is_edit or not self._take_turn(chat_id, answer):
             await self._reload_if_open(chat_id)
         return True
 
@@ -175,25 +196,28 @@ class Session:
 
     def take_back_queued(self) -> str | None:
         """The newest waiting turn of the open chat, back for editing."""
-        texts = self.queued.get(self.chat_id or "")
-        if not texts:
+        if not self.waiting:
             return None
-        text = texts.pop()
-        if not texts:
-            del self.queued[self.chat_id or ""]
+        text = self.waiting.pop()
+        if not self.waiting:
+            del self.queued[self.chat_key]
         return text
 
-    def save_draft(self, chat_id: str | None, composed: str) -> None:
+    def save_draft(self, key: str, composed: str) -> None:
         """Remember what stands in the composer (and waits in the queue) of a chat; written by `drafts.flush`."""
-        waiting = self.queued.get(chat_id or "", [])
-        self.drafts.put(chat_id, "\n\n".join([*waiting, composed] if composed else waiting))
+        waiting = self.queued.get(key, [])
+        self.drafts.put(key, "\n\n".join([*waiting, composed] if composed else waiting))
+
+    async def write_draft(self, key: str, text: str) -> None:
+        """Give a draft to the service, in a chat made for it if it is a new one's."""
+        await self.service.update_chat(await self.ensure_chat(key), {"draft": text})
 
     async def stop(self) -> None:
         if self.chat_id is not None:
             await self.service.cancel(self.chat_id)
 
     async def regenerate(self, message: Message | None = None) -> None:
-        reply = message or self.last_reply
+        reply = message or self.thread.last_reply
         if self.chat_id is not None and reply is not None:
             await self._tree_action(lambda chat_id: self.service.regenerate(chat_id, reply.id))
 
@@ -201,17 +225,22 @@ class Session:
         if self.chat_id is not None:
             await self._tree_action(self.service.continue_reply)
 
-    async def edit(self, message: Message, text: str) -> bool:
+    async def edit(self, message: Message, text: str, key: str | None = None) -> bool:
         """Say it differently: a sibling of `message`; the old branch stays."""
-        return await self.send(text, parent_id=message.parent_id)
+        return await self.send(text, key, message.parent_id)
 
-    async def switch_branch(self, message: Message, step: int) -> bool:
+    async def switch_branch(self, message: Message, step: int) -> str | None:
+        """Id of the sibling that is shown now; None when there is none on that side."""
         siblings = self.siblings(message)
         position = siblings.index(message.id) + step if message.id in siblings else -1
-        if self.conversation is None or not 0 <= position < len(siblings):
-            return False
-        await self.update_chat({"tip_id": siblings[position]})
-        return True
+        if not 0 <= position < len(siblings):
+            return None
+        await self.show_branch(siblings[position])
+        return siblings[position]
+
+    async def show_branch(self, message_id: str) -> None:
+        """Open the branch of this chat that holds a message, to its newest end."""
+        await self.update_chat({"tip_id": message_id})
 
     async def fork(self, message: Message) -> str:
         assert self.chat_id is not None
@@ -233,14 +262,13 @@ class Session:
         return error.code in PASSING_CODES or is_without_model
 
     def _take_conversation(self, conversation: Conversation) -> None:
-        self.conversation = conversation
-        self.messages = list(conversation.messages)
+        self.conversation, self.thread = conversation, Thread(conversation.messages)
 
     async def _reload_if_open(self, chat_id: str) -> None:
         if chat_id == self.chat_id:
-            await self.open_chat(chat_id)
+            await self.reload()
 
-    async def _tree_action(self, action: Callable[[str], Any]) -> None:
+    async def _tree_action(self, action: Callable[[str], Awaitable[object]]) -> None:
         assert self.chat_id is not None
         chat_id = self.chat_id
         await action(chat_id)
@@ -255,36 +283,10 @@ class Session:
             return True
         for part in (answer.get("message"), reply):
             if isinstance(part, Mapping):
-                shown = self._add(Message.from_json(part))
+                shown = self.thread.add(Message.from_json(part))
                 if shown is not None and shown.kind == "reload":
                     return False
         return True
-
-    def _index(self, message_id: str) -> int | None:
-        for index in range(len(self.messages) - 1, -1, -1):
-            if self.messages[index].id == message_id:
-                return index
-        return None
-
-    def _add(self, message: Message) -> Shown | None:
-        if self._index(message.id) is not None:
-            return None
-        tip = self.messages[-1].id if self.messages else None
-        if message.parent_id != tip:
-            return Shown("reload")
-        self.messages.append(message)
-        return Shown("append", len(self.messages) - 1)
-
-    def _extend(self, index: int, event: TextAdded) -> Shown | None:
-        message, text = self.messages[index], event.text
-        if event.offset is not None:
-            if event.offset > message.num_source_chars:
-                return Shown("reload")
-            text = text[message.num_source_chars - event.offset :]
-        if not text:
-            return None
-        self.messages[index] = extended = message.extended(text)
-        return Shown("extend", index, extended.content[len(message.content) :])
 
     def _queue(self, chat_id: str, text: str) -> None:
         self.queued.setdefault(chat_id, []).append(text)

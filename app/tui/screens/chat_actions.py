@@ -18,6 +18,9 @@ class ChatActions(Desk):
     """Newest last, for undo."""
 
     def action_new_chat(self) -> None:
+        self.after_typing(self._new_chat)
+
+    def _new_chat(self) -> None:
         self.keep_composed()
         self.session.begin_new()
         self.show_conversation()
@@ -27,8 +30,7 @@ class ChatActions(Desk):
     def action_chats(self) -> None:
         """Show the list and go to it; again: back to the composer."""
         if self.chat_list.has_focus:
-            self.close_list()
-            self.set_focus(self.composer)
+            self.leave_list()
             return
         self.open_list()
         self.set_focus(self.chat_list)
@@ -95,8 +97,11 @@ class ChatActions(Desk):
         self.open(live[position % len(live)])
 
     def open(self, chat_id: str, message_id: str | None = None) -> None:
-        self.keep_composed()
-        self.do(self._open(chat_id, message_id))
+        def act() -> None:
+            self.keep_composed()
+            self.do(self._open(chat_id, message_id))
+
+        self.after_typing(act)
 
     @property
     def chosen_chat(self) -> ChatSummary | None:
@@ -111,21 +116,32 @@ class ChatActions(Desk):
             self.add_class("-list-open")
         self.show_list()
 
+    def leave_list(self) -> None:
+        """Back to the composer; what was searched for is done with."""
+        self.query_one("#search", Input).value = ""
+        self.close_list()
+        self.set_focus(self.composer)
+
     def close_list(self, *, is_hidden: bool = False) -> None:
         self.remove_class("-list-open")
         self.set_class(is_hidden and self.has_class("-wide"), "-list-hidden")
 
-    def keep_composed(self) -> None:
-        """Remember what stands in the composer before another chat comes in."""
-        raise NotImplementedError
-
     async def _open(self, chat_id: str, message_id: str | None) -> None:
-        await self.session.open_chat(chat_id)
+        if not await self.session.open_chat(chat_id):
+            return
         self.close_list()
         self.show_conversation()
         self.set_focus(self.composer)
-        if message_id is not None and self.transcript.mark_message(message_id):
-            self.set_focus(self.transcript)
+        if message_id is not None:
+            await self._mark(message_id)
+
+    async def _mark(self, message_id: str) -> None:
+        """Go to a message, on its branch if it is on another one."""
+        if not self.transcript.mark_message(message_id):
+            await self.session.show_branch(message_id)
+            self.show_conversation()
+            self.transcript.mark_message(message_id)
+        self.set_focus(self.transcript)
 
     async def _rename(self, chat: ChatSummary, title: str) -> None:
         await self.session.service.update_chat(chat.id, {"title": title})
@@ -150,8 +166,11 @@ class ChatActions(Desk):
     async def _restore(self, chat: ChatSummary) -> None:
         await self.session.service.restore_chat(chat.id)
         self.board.put_chat(replace(chat, state="idle"))
-        await self._open(chat.id, None)
-        self.say(f"“{chat.shown_title}” is back.")
+        if not self.chat_list.has_focus:
+            await self._open(chat.id, None)
+        elif await self.session.open_chat(chat.id):
+            self.show_conversation()
+            self.chat_list.highlight(chat.id)
 
     async def search_messages(self, query: str) -> None:
         found = await self.session.service.search(query) if query.strip() else []

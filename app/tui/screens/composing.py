@@ -5,9 +5,8 @@ from __future__ import annotations
 from textual import on
 
 from .. import editor
-from ..commands import Parsed, parse
-from ..drafts import NEW_CHAT
-from ..messages import EditorRequested, PromptChanged, PromptSubmitted, QueuedWanted
+from ..commands import Parsed, matching, parse
+from ..messages import EditorRequested, PromptChanged, QueuedWanted
 from ..ports import RefusedError, ServiceLostError
 from ..records import Message, OverflowChoice
 from ..session import OVERFLOW_CODE, ContextOverflowError, QueuedTurnRefusedError
@@ -21,12 +20,14 @@ FLUSH_EVERY_S = 0.3
 
 class Composing(MessageActions, Sheets):
     composed: dict[str, str]
-    """What stands in the composer of each chat visited in this sitting."""
+    """What stands in the composer of each chat visited in this sitting, by the chat's key."""
+    _composer_key = ""
+    """Key of the chat whose text stands in the composer now."""
     _is_flushing = False
 
-    @on(PromptSubmitted)
-    def _submit(self, event: PromptSubmitted) -> None:
-        text = event.text.strip("\n")
+    def submit(self, text: str) -> None:
+        """Enter in the composer."""
+        text = text.strip("\n")
         if not text.strip():
             if self.is_first_run and self.editing is None:
                 self.do(self.begin_first_run())
@@ -39,9 +40,12 @@ class Composing(MessageActions, Sheets):
             self.say("No service to send to yet. Your text stays here and is kept as a draft.", tone="warning")
             return
         self.composer.remember(text)
-        self.fill("")
         editing, self.editing = self.editing, None
-        self.do(self._send(text, editing))
+        if editing is not None:
+            self.show_composed()
+        else:
+            self.fill("")
+        self.do(self._send(text, editing, self.session.chat_key))
 
     @on(PromptChanged)
     def _changed(self) -> None:
@@ -73,10 +77,6 @@ class Composing(MessageActions, Sheets):
         self.fill(text)
         self.set_focus(self.composer)
 
-    @property
-    def chat_key(self) -> str:
-        return self.session.chat_id or NEW_CHAT
-
     def fill(self, text: str) -> None:
         """Put text into the composer, and remember it as what stands there."""
         self.composer.set_text(text)
@@ -88,12 +88,38 @@ class Composing(MessageActions, Sheets):
             self._keep(self.composer.text)
         self.editing = None
 
-    def _keep(self, text: str) -> None:
-        if self.composed.get(self.chat_key, "") == text:
+    def show_composed(self) -> None:
+        """The open chat's draft and prompts in the composer, unless they are there already."""
+        key = self.session.chat_key
+        if key != self._composer_key:
+            if self.session.made_from(self._composer_key) == key:
+                self.composed[key] = self.composed.pop(self._composer_key, "")
+            elif self._composer_key:
+                self.keep_composed()
+            self._composer_key = key
+        if self.editing is not None:
             return
-        self.composed[self.chat_key] = text
-        if parse(text) is None:
-            self.session.save_draft(self.session.chat_id, text)
+        waiting = self.session.waiting
+        self.composer.has_queued = bool(waiting)
+        text = self.composed.setdefault(key, "" if waiting else self._draft_of(key))
+        if text != self.composer.text:
+            self.composer.set_text(text)
+        self.composer.show_prompts([message.content for message in self.session.messages if not message.is_reply])
+
+    def _draft_of(self, key: str) -> str:
+        """As the service has it, unless a newer one is still to be saved."""
+        pending = self.session.drafts.pending(key)
+        if pending is not None:
+            return pending
+        return self.session.conversation.draft if self.session.conversation else ""
+
+    def _keep(self, text: str) -> None:
+        key = self.session.made_from(self._composer_key) or self._composer_key
+        if self.composed.get(key, "") == text:
+            return
+        self.composed[key] = text
+        if parse(text) is None and not matching(text):
+            self.session.save_draft(key, text)
             self.save_drafts_soon()
 
     async def flush_queue(self) -> None:
@@ -112,23 +138,18 @@ class Composing(MessageActions, Sheets):
             self._is_flushing = False
 
     def _return_queued(self, error: QueuedTurnRefusedError) -> None:
-        """The text goes back to where it was typed."""
-        if error.chat_id == self.session.chat_id:
-            self.show_conversation()
-            self._give_back(error.text)
-            if error.refusal.code == OVERFLOW_CODE:
-                self._ask_about_overflow(ContextOverflowError(error.text, error.refusal), None)
-                return
-        else:
-            before = self.composed.get(error.chat_id, "")
-            self.composed[error.chat_id] = "\n\n".join(part for part in (before, error.text) if part)
-            self.session.save_draft(error.chat_id, self.composed[error.chat_id])
+        self.show_conversation()
+        self._give_back(error.text, error.chat_id)
+        if error.chat_id == self.session.chat_id and error.refusal.code == OVERFLOW_CODE:
+            self._ask_about_overflow(ContextOverflowError(error.text, error.refusal), None)
+            return
         self.say(
             f"A queued message was refused and is a draft again: {error.refusal.message}", tone="error", timeout=10
         )
 
     async def save_drafts(self) -> None:
-        await self.session.drafts.flush(self._save_draft)
+        await self.session.drafts.flush(self.session.write_draft)
+        self.show_composed()
         self.show_bars()
 
     def save_drafts_soon(self) -> None:
@@ -138,30 +159,34 @@ class Composing(MessageActions, Sheets):
         raise NotImplementedError
 
     def _run_command(self, parsed: Parsed) -> None:
-        self.fill("")
         if parsed.command is None:
             self.say(f"There is no command /{parsed.name}. A space before it sends it as text; /help lists all.")
             return
+        self.composer.remember(self.composer.text)
+        self.fill("")
         action = getattr(self, f"action_{parsed.command.action}")
         if parsed.command.argument:
             action(parsed.argument)
         else:
             action()
 
-    async def _send(self, text: str, editing: Message | None) -> None:
-        """What was refused goes back into the composer, unless something else was typed there since."""
+    async def _send(self, text: str, editing: Message | None, key: str) -> None:
+        """What was refused goes back to where it was typed."""
         try:
-            sent = await (self.session.edit(editing, text) if editing else self.session.send(text))
+            if editing is not None:
+                sent = await self.session.edit(editing, text, key)
+            else:
+                sent = await self.session.send(text, key)
         except ContextOverflowError as error:
-            self._give_back(text)
+            self._give_back(text, key, editing)
             self._ask_about_overflow(error, editing)
             return
         except ServiceLostError:
-            self._give_back(text)
+            self._give_back(text, key, editing)
             self.say(LOST_TEXT, tone="warning")
             return
         except RefusedError:
-            self._give_back(text)
+            self._give_back(text, key, editing)
             raise
         self.show_conversation()
         if not sent and self.is_first_run:
@@ -170,11 +195,17 @@ class Composing(MessageActions, Sheets):
             why = "this reply is done" if self.session.is_busy else "a model is ready"
             self.say(f"Kept: it is sent when {why}.")
 
-    def _give_back(self, text: str) -> None:
-        if not self.composer.text:
-            self.fill(text)
+    def _give_back(self, text: str, key: str, editing: Message | None = None) -> None:
+        """A text that was not taken stands in its chat's composer again, before what was typed there since."""
+        key = self.session.made_from(key) or key
+        if key != self.session.chat_key or self.editing is not None:
+            self.composed[key] = "\n\n".join(part for part in (text, self.composed.get(key, "")) if part)
+            self.session.save_draft(key, self.composed[key])
+            self.save_drafts_soon()
+        elif editing is not None:
+            self.begin_edit(editing, text)
         else:
-            self.composer.remember(text)
+            self.fill("\n\n".join(part for part in (text, self.composer.text) if part))
 
     def _ask_about_overflow(self, error: ContextOverflowError, editing: Message | None) -> None:
         from .overflow import OverflowScreen
@@ -193,11 +224,4 @@ class Composing(MessageActions, Sheets):
             chat_id = await self.session.fork(self.session.messages[-1])
             await self.session.open_chat(chat_id)
         await self.session.update_chat({"context_start_id": choice.context_start_id})
-        await self._send(text, editing if choice.kind != "fork" else None)
-
-    async def _save_draft(self, chat_id: str, text: str) -> None:
-        if chat_id == NEW_CHAT:
-            chat_id = await self.session.ensure_chat()
-            self.composed[chat_id] = self.composed.pop(NEW_CHAT, text)
-            self.show_list()
-        await self.session.service.update_chat(chat_id, {"draft": text})
+        await self._send(text, editing if choice.kind != "fork" else None, self.session.chat_key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,17 @@ class Desk(Screen[None]):
             self.say(f"{error.message}\n{error.hint}".strip(), tone="error", timeout=10)
         except ServiceLostError:
             self.say(LOST_TEXT, tone="warning")
+
+    def after_typing(self, action: Callable[[], None]) -> None:
+        """Act when the composer has taken the keys pressed before: those of one burst act in order."""
+        if self.composer.has_focus:
+            self.composer.call_later(action)
+        else:
+            action()
+
+    def keep_composed(self) -> None:
+        """Remember what stands in the composer before something else comes in; ends an edit."""
+        raise NotImplementedError
 
     def show_conversation(self, *, keep_position: bool = False) -> None:
         """Draw the open chat again from the session."""

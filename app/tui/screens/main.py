@@ -13,13 +13,13 @@ from textual.widgets import Input, Static
 
 from .. import status_parts
 from ..bindings import MAIN_BINDINGS
-from ..board import Changes, LiveReply
-from ..drafts import NEW_CHAT
+from ..board import Changes, LiveReply, ReplyDone
 from ..messages import ChatChosen
 from ..records import Message
 from ..render.chat_rows import chat_rows
 from ..render.palette import Palette
-from ..session import Session, Shown
+from ..session import Session
+from ..thread import Shown
 from ..widgets.bar import Bar
 from ..widgets.chat_list import ChatList
 from ..widgets.composer import Composer
@@ -33,6 +33,7 @@ from .sizes import CLASSES, size_class
 FRAMES_PER_S = 15
 AGES_EVERY_S = 30.0
 QUIT_AGAIN_S = 3.0
+LATE_STOP_S = 0.5
 
 
 class MainScreen(Composing, ChatActions):
@@ -48,6 +49,7 @@ class MainScreen(Composing, ChatActions):
         self._draft_timer: Timer | None = None
         self._search_timer: Timer | None = None
         self._interrupted_at = 0.0
+        self._reply_ended_at = 0.0
 
     def compose(self) -> ComposeResult:
         yield Bar(id="top-bar")
@@ -60,14 +62,15 @@ class MainScreen(Composing, ChatActions):
                 yield FirstRun(id="first-run")
                 with Horizontal(id="ask"):
                     yield Static(self.palette.glyphs.prompt, id="prompt", markup=False)
-                    yield Composer(id="composer")
+                    yield Composer(self.submit, id="composer")
                 yield Bar(id="chat-bar")
         yield Bar(id="keys")
         yield Static("too small, need 40x10", id="too-small")
 
     def on_mount(self) -> None:
         self.session.drafts.read_file()
-        self.composed |= {NEW_CHAT: self.session.drafts.pending(None) or ""}
+        if self.session.drafts.new_chats:
+            self.session.begin_new(self.session.drafts.new_chats[0])
         self.show_conversation()
         self.show_list()
         self.set_interval(1 / FRAMES_PER_S, self.drain)
@@ -105,6 +108,8 @@ class MainScreen(Composing, ChatActions):
 
     def _show_open_chat(self, changes: Changes) -> None:
         for event in changes.open_chat:
+            if isinstance(event, ReplyDone) and event.message.status != "stopped":
+                self._reply_ended_at = time.monotonic()
             shown = self.session.apply(event)
             if shown is not None:
                 self._show_change(shown)
@@ -119,7 +124,7 @@ class MainScreen(Composing, ChatActions):
             return
         message = self.session.messages[shown.index]
         if shown.kind == "append":
-            if self.session.queued.get(self.session.chat_id or ""):
+            if self.session.waiting:
                 self.show_conversation(keep_position=True)
             else:
                 self.transcript.append(self._item(message))
@@ -129,36 +134,22 @@ class MainScreen(Composing, ChatActions):
             self.transcript.replace(shown.index, message, None)
 
     async def _reload(self) -> None:
-        if self.session.chat_id is not None:
-            await self.session.open_chat(self.session.chat_id)
-            self.show_conversation(keep_position=True)
+        await self.session.reload()
+        self.show_conversation(keep_position=True)
 
     # Drawing
 
     def show_conversation(self, *, keep_position: bool = False) -> None:
-        waiting = self.session.queued.get(self.session.chat_id or "", [])
         items = [self._item(message) for message in self.session.messages]
         items += [
             TranscriptItem(Message(f"queued-{index}", content=text), note="not sent yet · Up takes it back")
-            for index, text in enumerate(waiting)
+            for index, text in enumerate(self.session.waiting)
         ]
         self.transcript.show(items, keep_position=keep_position)
-        self._show_composed(waiting)
+        self.show_composed()
         self.show_first_run()
         self.show_list()
         self.show_bars()
-
-    def _show_composed(self, waiting: list[str]) -> None:
-        """The chat's draft and prompts in the composer, unless they are there already."""
-        if self.editing is not None:
-            return
-        conversation = self.session.conversation
-        draft = conversation.draft if conversation and not waiting else ""
-        self.composer.has_queued = bool(waiting)
-        text = self.composed.setdefault(self.chat_key, draft)
-        if text != self.composer.text:
-            self.composer.set_text(text)
-        self.composer.prompts = [message.content for message in self.session.messages if not message.is_reply]
 
     def _item(self, message: Message) -> TranscriptItem:
         siblings = self.session.siblings(message)
@@ -197,7 +188,7 @@ class MainScreen(Composing, ChatActions):
         palette, summary = self.palette, self.session.summary
         right = status_parts.top_right(self.board, palette)
         self.query_one("#top-bar", Bar).show(status_parts.title_part(summary, self.board, palette), right)
-        num_queued = len(self.session.queued.get(self.session.chat_id or "", []))
+        num_queued = len(self.session.waiting)
         live = self.board.live.get(self.session.chat_id or "")
         left = status_parts.chat_left(live, self.session.conversation, self.composer.text, num_queued, palette)
         if self.editing is not None:
@@ -206,7 +197,12 @@ class MainScreen(Composing, ChatActions):
         context_tokens = self.board.status.model.context_tokens
         self.query_one("#chat-bar", Bar).show(left, status_parts.chat_right(summary, context_tokens, is_saved, palette))
         focused = self.focused.id if self.focused else None
-        self.query_one("#keys", Bar).show(status_parts.key_parts(focused, palette))
+        self.query_one("#keys", Bar).show(status_parts.key_parts(focused, self._escape_does(), palette))
+
+    def _escape_does(self) -> str:
+        if self.editing is not None:
+            return "leave the edit"
+        return "stop" if self.session.is_busy else "conversation"
 
     def set_palette(self, palette: Palette) -> None:
         self.palette = palette
@@ -218,18 +214,14 @@ class MainScreen(Composing, ChatActions):
     # Keys and messages
 
     def action_escape(self) -> None:
-        if self.has_class("-list-open"):
-            self.close_list()
-            self.set_focus(self.composer)
-        elif isinstance(self.focused, Input):
-            self.query_one("#search", Input).value = ""
-            self.set_focus(self.composer)
+        if self.has_class("-list-open") or isinstance(self.focused, (ChatList, Input)):
+            self.leave_list()
         elif self.editing is not None:
-            self.editing = None
-            self.composer.set_text(self.composed.get(self.chat_key, ""))
-            self.show_bars()
+            self.after_typing(self._leave_edit)
         elif self.session.is_busy:
             self.do(self.session.stop())
+        elif time.monotonic() - self._reply_ended_at < LATE_STOP_S:
+            pass  # Meant to stop the reply that had just ended.
         elif self.is_first_run and self.first_job is not None and self.first_job.state == "running":
             self.do(self.cancel_first_run())
         elif self.composer.has_focus:
@@ -251,9 +243,17 @@ class MainScreen(Composing, ChatActions):
             self._interrupted_at = time.monotonic()
             self.say("Ctrl+C again to quit.", timeout=QUIT_AGAIN_S)
 
+    def _leave_edit(self) -> None:
+        self.editing = None
+        self.show_composed()
+        self.show_bars()
+
     def action_quit(self) -> None:
-        self.keep_composed()
-        self.app.exit(0)
+        def act() -> None:
+            self.keep_composed()
+            self.app.exit(0)
+
+        self.after_typing(act)
 
     def action_move_mark(self, step: int) -> None:
         self.set_focus(self.transcript)

@@ -35,7 +35,7 @@ class MessageActions(Desk):
 
     def action_regenerate(self) -> None:
         marked = self._marked()
-        reply = marked if marked is not None and marked.is_reply else self.session.last_reply
+        reply = marked if marked is not None and marked.is_reply else self.session.thread.last_reply
         if reply is None:
             self.say("There is no reply yet.")
             return
@@ -43,14 +43,18 @@ class MessageActions(Desk):
 
     def action_edit_message(self) -> None:
         marked = self._marked()
-        message = marked if marked is not None and not marked.is_reply else self._last_prompt()
+        message = marked if marked is not None and not marked.is_reply else self.session.thread.last_prompt
         if message is None:
             self.say("There is no message of yours yet.")
             return
+        self.begin_edit(message, message.content)
+
+    def begin_edit(self, message: Message, text: str) -> None:
+        """The composer holds `text` until it is sent in place of `message`; what stood there comes back then."""
+        self.keep_composed()
         self.editing = message
-        self.composer.set_text(message.content)
+        self.composer.set_text(text)
         self.set_focus(self.composer)
-        self.say("Editing: Enter sends it as a new branch, Esc leaves it.")
 
     def action_branch(self, step: int) -> None:
         message = self._marked()
@@ -76,7 +80,7 @@ class MessageActions(Desk):
     def action_copy_code(self) -> None:
         """Copy the last code block of the marked (else the last) reply; again: the one before."""
         marked = self._marked()
-        reply = marked if marked is not None and marked.is_reply else self.session.last_reply
+        reply = marked if marked is not None and marked.is_reply else self.session.thread.last_reply
         blocks = code_blocks(reply.content) if reply else []
         if not blocks:
             self.say("There is no code block here.")
@@ -86,7 +90,7 @@ class MessageActions(Desk):
         self.copy(blocks[index], f"code block {len(blocks) + index + 1} of {len(blocks)}")
 
     def action_copy_to(self, argument: str = "") -> None:
-        reply = self.session.last_reply
+        reply = self.session.thread.last_reply
         if reply is None:
             self.say("There is no reply yet.")
         elif argument.startswith(">"):
@@ -121,10 +125,12 @@ class MessageActions(Desk):
         self.show_conversation()
 
     async def _switch(self, message: Message, step: int) -> None:
-        if await self.session.switch_branch(message, step):
-            self.show_conversation(keep_position=True)
-        else:
+        shown_id = await self.session.switch_branch(message, step)
+        if shown_id is None:
             self.say("No further branch on this side.")
+        else:
+            self.show_conversation(keep_position=True)
+            self.transcript.mark_message(shown_id)
 
     async def _fork(self, message: Message) -> None:
         chat_id = await self.session.fork(message)
@@ -141,9 +147,6 @@ class MessageActions(Desk):
         marked = self.transcript.marked
         ids = {message.id for message in self.session.messages}
         return marked if marked is not None and marked.id in ids else None
-
-    def _last_prompt(self) -> Message | None:
-        return next((message for message in reversed(self.session.messages) if not message.is_reply), None)
 
 
 def code_blocks(markdown: str) -> list[str]:

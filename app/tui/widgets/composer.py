@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from textual import events
 from textual.widgets import TextArea
 
 from ..bindings import COMPOSER_BINDINGS
 from ..commands import complete
-from ..messages import EditorRequested, PromptChanged, PromptSubmitted, QueuedWanted
+from ..messages import EditorRequested, PromptChanged, QueuedWanted
 from ..render.sanitize import sanitize
 
 MAX_LINES = 10
@@ -26,11 +28,15 @@ class Composer(TextArea):
     }
     """
 
-    def __init__(self, *, id: str | None = None):
+    def __init__(self, submit: Callable[[str], None], *, id: str | None = None):
+        """`submit` gets the text, which may be empty, at Enter: a call and no message, so that the key after it finds
+        the text gone."""
         super().__init__(id=id, soft_wrap=True, tab_behavior="focus", show_line_numbers=False, compact=True)
         self.highlight_cursor_line = False
         self.prompts: list[str] = []
-        """Earlier prompts, oldest first; this sitting's and the open chat's, never a file."""
+        """Earlier prompts, oldest first; the open chat's and this sitting's, never a file."""
+        self._submit = submit
+        self._remembered: list[str] = []
         self.has_queued = False
         """Whether a turn of this chat still waits to be sent."""
         self._position: int | None = None
@@ -43,9 +49,14 @@ class Composer(TextArea):
         self._position = None
 
     def remember(self, prompt: str) -> None:
-        if not self.prompts or self.prompts[-1] != prompt:
-            self.prompts.append(prompt)
+        """Up brings it back, in every chat of this sitting."""
+        self._remembered = [*(earlier for earlier in self._remembered if earlier != prompt), prompt]
+        self.show_prompts(self.prompts)
         self._position = None
+
+    def show_prompts(self, prompts: Sequence[str]) -> None:
+        """Another chat's prompts, behind them what was typed last."""
+        self.prompts = [*(prompt for prompt in prompts if prompt not in self._remembered), *self._remembered]
 
     async def _on_key(self, event: events.Key) -> None:
         if self._handle_key(event.key):
@@ -85,7 +96,7 @@ class Composer(TextArea):
         if self.document.get_line(row)[:column].endswith("\\"):
             self.replace("\n", (row, column - 1), (row, column))
             return
-        self.post_message(PromptSubmitted(self.text))
+        self._submit(self.text)
 
     def _recall(self, step: int) -> bool:
         position = len(self.prompts) if self._position is None else self._position

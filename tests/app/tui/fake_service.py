@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from chatkv.app.client.client import TIP, Tip
+from chatkv.app.client.tip import TIP, Tip
 from chatkv.app.tui.ports import RefusedError, ServiceLostError
 
 READY = {"name": "smollm2-135m", "state": "ready", "progress": 1.0, "context_tokens": 8192, "weight_format": "int4"}

@@ -112,9 +112,66 @@ async def test_an_unknown_command_is_not_sent_but_a_path_is():
         await type_text(pilot, "/nosuch")
         await pilot.press("enter")
         await wait_for(pilot, "There is no command /nosuch.")
+        assert main_screen(pilot).composer.text == "/nosuch", "what was typed stays"
         main_screen(pilot).fill("/usr/bin/env is what?")
         await pilot.press("enter")
         await wait_until(pilot, lambda: service.called("send_turn"), "sent")
+
+
+async def test_a_command_comes_back_with_up_in_every_chat():
+    service = FakeService()
+    chat_id = service.add_chat("a", ("user", "first"))
+    async with running(service) as pilot:
+        await type_text(pilot, "/copy > a b")
+        await pilot.press("enter")
+        await wait_for(pilot, "There is no reply yet.")
+        await open_chat(pilot, chat_id)
+        await pilot.press("up")
+        assert main_screen(pilot).composer.text == "/copy > a b"
+        await pilot.press("up")
+        assert main_screen(pilot).composer.text == "first"
+
+
+def burst(pilot, *keys: str) -> None:
+    """Keys that arrive in one read, before any of them was handled."""
+    for key in keys:
+        pilot.app.post_message(events.Key(key, key if len(key) == 1 else None))
+
+
+async def test_keys_of_one_burst_act_in_order():
+    service = FakeService()
+    async with running(service) as pilot:
+        burst(pilot, *"one", "enter", "enter", "ctrl+n", *"two", "ctrl+n", *"three", "enter", "ctrl+n")
+        await wait_until(pilot, lambda: len(service.called("send_turn")) == 2, "both sent")
+        assert sorted(call[2] for call in service.called("send_turn")) == ["one", "three"]
+        assert len({call[1] for call in service.called("send_turn")}) == 2, "each in its own chat"
+        await wait_until(
+            pilot, lambda: sorted(chat.get("draft", "") for chat in service.chats.values()) == ["", "", "two"], "drafts"
+        )
+        assert len(service.chats) == 3
+        assert main_screen(pilot).session.chat_id is None
+
+
+async def test_a_burst_that_ends_with_quit_keeps_the_text(tmp_path):
+    service = FakeService()
+    async with running(service, state_dir=tmp_path) as pilot:
+        burst(pilot, *"kept", "ctrl+q")
+        await wait_until(pilot, lambda: pilot.app.return_value == 0, "quit")
+        app = pilot.app
+    await app.close()
+    assert [chat["draft"] for chat in service.chats.values()] == ["kept"]
+
+
+async def test_a_draft_of_a_new_chat_does_not_go_to_the_chat_opened_next():
+    service = FakeService()
+    chat_id = service.add_chat("a", ("user", "q"), draft="its own")
+    async with running(service) as pilot:
+        await type_text(pilot, "mine")
+        await open_chat(pilot, chat_id)
+        await wait_until(pilot, lambda: len(service.chats) == 2, "a chat of its own")
+        await wait_until(pilot, lambda: main_screen(pilot).session.drafts.is_saved, "saved")
+        assert sorted(chat["draft"] for chat in service.chats.values()) == ["its own", "mine"]
+        assert main_screen(pilot).composer.text == "its own"
 
 
 async def test_the_editor_gets_the_text_and_gives_it_back(monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ import stat
 import pytest
 from chatkv.app.errors import UserError
 from chatkv.app.tui.board import Board
-from chatkv.app.tui.drafts import Drafts
+from chatkv.app.tui.drafts import Drafts, new_chat_key
 from chatkv.app.tui.feed import read_events
 from chatkv.app.tui.ports import ServiceLostError
 from fake_service import FakeService, refused
@@ -19,7 +19,7 @@ async def test_drafts_go_to_the_service_and_are_forgotten_then():
         saved.append((chat_id, text))
 
     drafts.put("a", "text")
-    drafts.put(None, "  ")
+    drafts.put(new_chat_key(), "  ")
     assert await drafts.flush(save)
     assert saved == [("a", "text")], "an empty draft makes no chat"
     assert drafts.is_saved
@@ -40,7 +40,8 @@ async def test_drafts_no_service_took_survive_in_a_private_file(tmp_path):
     file = tmp_path / "state" / "drafts.json"
     drafts = Drafts(file)
     drafts.put("a", "typed")
-    drafts.put(None, "new")
+    key = new_chat_key()
+    drafts.put(key, "new")
 
     async def lost(chat_id: str, text: str) -> None:
         raise ServiceLostError
@@ -50,7 +51,7 @@ async def test_drafts_no_service_took_survive_in_a_private_file(tmp_path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     again = Drafts(file)
     again.read_file()
-    assert (again.pending("a"), again.pending(None)) == ("typed", "new")
+    assert (again.pending("a"), again.pending(key), again.new_chats) == ("typed", "new", [key])
 
     async def save(chat_id: str, text: str) -> None: ...
 

@@ -56,3 +56,12 @@ def test_an_answer_cannot_reach_the_terminal_and_a_resize_is_drawn(terminal):
     terminal.resize((80, 24))
     terminal.wait_for(b"river", since)
     assert terminal.close(b"\x11") == 0
+
+
+def test_pasted_terminal_output_is_one_text(terminal):
+    since = len(terminal.output)
+    terminal.press(b"\x1b[200~plain\r\x1b[31mred\x1b[0m\rlast\x1b[201~")
+    terminal.wait_for("␛[31mred".encode(), since)
+    terminal.wait_for(b"last", since)
+    assert b"queued" not in terminal.output
+    assert terminal.close(b"\x11") == 0

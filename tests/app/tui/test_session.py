@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from chatkv.app.tui.board import Board, MessageAdded, ReplyDone, TextAdded
 from chatkv.app.tui.drafts import Drafts
 from chatkv.app.tui.ports import RefusedError
 from chatkv.app.tui.records import Message
-from chatkv.app.tui.session import ContextOverflowError, QueuedTurnRefusedError, Session, Shown
+from chatkv.app.tui.session import ContextOverflowError, QueuedTurnRefusedError, Session
+from chatkv.app.tui.thread import Shown
 from fake_service import NO_MODEL, FakeService, refused
 
 
@@ -25,8 +28,6 @@ async def test_the_first_turn_makes_the_chat_and_shows_both_messages():
 
 
 async def test_two_turns_at_once_make_one_chat():
-    import asyncio
-
     service = FakeService()
     session = session_with(service)
     await asyncio.gather(session.ensure_chat(), session.ensure_chat())
@@ -172,3 +173,44 @@ async def test_branches_are_switched_by_the_tip():
     assert await session.switch_branch(session.messages[-1], -1)
     assert ("update_chat", chat_id, {"tip_id": "other"}) in service.calls
     assert not await session.switch_branch(session.messages[-1], 1)
+
+
+async def test_the_chat_asked_for_last_is_the_one_that_opens():
+    service = FakeService()
+    slow, fast = service.add_chat("slow", ("user", "a")), service.add_chat("fast", ("user", "b"))
+    session = session_with(service)
+    answer, get_chat = asyncio.Event(), service.get_chat
+
+    async def held_back(chat_id: str):
+        if chat_id == slow:
+            await answer.wait()
+        return await get_chat(chat_id)
+
+    service.get_chat = held_back
+    opening = asyncio.ensure_future(session.open_chat(slow))
+    await asyncio.sleep(0)
+    assert await session.open_chat(fast)
+    answer.set()
+    assert not await opening
+    assert session.chat_id == session.board.open_chat_id == fast
+
+
+async def test_a_chat_that_cannot_be_opened_leaves_the_open_one():
+    service = FakeService()
+    session = session_with(service)
+    await session.open_chat(service.add_chat("a"))
+    with pytest.raises(RefusedError):
+        await session.open_chat("gone")
+    assert session.board.open_chat_id == session.chat_id
+
+
+async def test_what_was_sent_in_a_new_chat_goes_there_though_another_is_open_by_then():
+    service = FakeService()
+    other = service.add_chat("other", ("user", "q"))
+    session = session_with(service)
+    key = session.chat_key
+    await session.open_chat(other)
+    await session.send("hello", key)
+    assert service.called("send_turn")[0][1] == session.made_from(key) != other
+    assert session.chat_id == other
+    assert [message.content for message in session.messages] == ["q"]

@@ -120,7 +120,7 @@ async def test_regenerate_makes_a_branch_and_brackets_switch():
         service.write(chat_id, "second answer")
         service.finish(chat_id)
         await wait_for(pilot, "second answer", "◀ 2/2 ▶")
-        await pilot.press("escape", "[")
+        await pilot.press("alt+up", "[")
         await wait_until(pilot, lambda: any("tip_id" in call[2] for call in service.called("update_chat")), "switched")
 
 
@@ -214,3 +214,34 @@ async def test_every_ending_is_named(ending):
         await open_chat(pilot, chat_id)
         words = {"stopped": "stopped · F7", "length": "length limit · F7", "incomplete": "cut off", "complete": "text"}
         await wait_for(pilot, words[ending])
+
+
+async def test_an_escape_that_comes_too_late_to_stop_stays_in_the_composer():
+    service = FakeService()
+    chat_id = service.add_chat("a", ("user", "q"))
+    async with running(service) as pilot:
+        await open_chat(pilot, chat_id)
+        service.begin_reply(chat_id)
+        await wait_for(pilot, "Esc stop")
+        service.finish(chat_id)
+        await wait_for(pilot, "Esc conversation")
+        await pilot.press("escape")
+        assert main_screen(pilot).composer.has_focus, "the next letters must not become commands"
+
+
+async def test_an_edit_that_was_refused_is_still_an_edit():
+    service = FakeService()
+    chat_id = service.add_chat("a", ("user", "one"), ("assistant", "1"))
+    async with running(service) as pilot:
+        await open_chat(pilot, chat_id)
+        await type_text(pilot, "draft")
+        main_screen(pilot).action_edit_message()
+        await pilot.press("!")
+        service.refusals["send_turn"] = refused("The disk is full.", "refused")
+        await pilot.press("enter")
+        await wait_for(pilot, "The disk is full.", "editing: Enter sends a new branch")
+        assert main_screen(pilot).composer.text == "one!"
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: len(service.called("send_turn")) == 2, "sent")
+        assert service.called("send_turn")[-1] == ("send_turn", chat_id, "one!", None)
+        await wait_until(pilot, lambda: main_screen(pilot).composer.text == "draft", "the draft is back")
