@@ -13,6 +13,8 @@ from typing import Any
 from .json_fields import Json, integer, number, string
 from .render.sanitize import sanitize, sanitize_line
 
+SNIPPET_LEAD_CHARS = 12
+
 
 @dataclass(frozen=True)
 class ReplyStats:
@@ -143,6 +145,7 @@ class SearchHit:
     title: str
     message_id: str
     snippet: str
+    """From a few words before the match on, since the list is narrow."""
 
     @classmethod
     def from_json(cls, data: Json) -> SearchHit:
@@ -150,8 +153,18 @@ class SearchHit:
             str(data.get("chat_id", "")),
             sanitize_line(string(data, "title")),
             str(data.get("message_id", "")),
-            sanitize_line(string(data, "snippet")),
+            sanitize_line(_from_match(string(data, "snippet"), data.get("marks"))),
         )
+
+
+def _from_match(snippet: str, marks: Any) -> str:
+    """`marks` are (start, end) of the words found."""
+    try:
+        start = max(0, int(marks[0][0]) - SNIPPET_LEAD_CHARS)
+    except (TypeError, ValueError, LookupError):
+        return snippet
+    begin = snippet.rfind(" ", 0, start + 1) + 1
+    return f"…{snippet[begin:]}" if begin else snippet
 
 
 @dataclass(frozen=True)

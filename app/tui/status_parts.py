@@ -53,7 +53,7 @@ def top_right(board: Board, palette: Palette) -> list[Part]:
         waiting = f" · {status.num_waiting} waiting" if status.num_waiting else ""
         parts.append([(batch, palette.good if status.batch_size else palette.dim), (waiting, palette.warn)])
         gauge = format.gauge(status.kv_usage, GAUGE_CELLS, palette.glyphs)
-        parts.append([(f"KV {gauge} {100 * status.kv_usage:.0f} %", palette.dim)])
+        parts.append([(f"KV {gauge} {format.percent(status.kv_usage)}", palette.dim)])
     return parts
 
 
@@ -110,7 +110,7 @@ KEY_HINTS: dict[str, Sequence[tuple[str, str]]] = {
     "composer": (
         ("Enter", "send"),
         ("^J", "newline"),
-        ("Esc", "stop"),
+        ("Esc", ""),
         ("^O", "chats"),
         ("^N", "new"),
         ("F3", "model"),
@@ -142,6 +142,7 @@ KEY_HINTS: dict[str, Sequence[tuple[str, str]]] = {
 }
 
 
-def key_parts(focused_id: str | None, palette: Palette) -> list[Part]:
+def key_parts(focused_id: str | None, escape_does: str, palette: Palette) -> list[Part]:
+    """The keys of the pane in focus; `escape_does` is what Esc means in the composer now."""
     hints = KEY_HINTS.get(focused_id or "", KEY_HINTS["composer"])
-    return [[(key, palette.strong), (f" {what}", palette.dim)] for key, what in hints]
+    return [[(key, palette.strong), (f" {what or escape_does}", palette.dim)] for key, what in hints]

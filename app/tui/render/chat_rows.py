@@ -26,17 +26,16 @@ class ChatRow:
     """The palette's style of badge and right side: dim, good or warn."""
     chat_id: str | None = None
     message_id: str | None = None
-    is_detail: bool = False
+    """The message that a search found."""
 
     def runs(self, width: int, palette: Palette) -> list[Run]:
         if self.chat_id is None:
             return [(fit(self.label, width), palette.dim)]
-        badge = "    " if self.is_detail else f"  {self.badge} "
+        badge = f"  {self.badge} "
         room = width - cell_len(badge) - cell_len(self.right) - 1
-        style = palette.dim if self.is_detail else palette.text
         right_style = palette.dim if self.tone == "dim" else getattr(palette, self.tone)
         label = fit(self.label, room, palette.glyphs.ellipsis)
-        return [(badge, getattr(palette, self.tone)), (label, style), (f" {self.right}", right_style)]
+        return [(badge, getattr(palette, self.tone)), (label, palette.text), (f" {self.right}", right_style)]
 
 
 def chat_rows(
@@ -61,12 +60,20 @@ def chat_rows(
             rows.append(ChatRow(f" {group}" if group != "OLDER" else f" {group} ({len(members)})"))
             rows.extend(_chat(chat, live.get(chat.id), now, palette) for chat in members)
     if needle and hits:
-        rows += [ChatRow(""), ChatRow(" IN MESSAGES")] if rows else [ChatRow(" IN MESSAGES")]
-        for hit in hits:
-            rows.append(ChatRow(hit.title or "New chat", "", " ", "dim", hit.chat_id, hit.message_id))
-            rows.append(ChatRow(hit.snippet, "", " ", "dim", hit.chat_id, hit.message_id, is_detail=True))
+        rows += _hits(hits, is_first=not rows)
     if not rows:
         rows.append(ChatRow(" nothing found" if needle else " no chats yet"))
+    return rows
+
+
+def _hits(hits: Sequence[SearchHit], is_first: bool) -> list[ChatRow]:
+    """What was found in messages, under the title of each chat."""
+    rows = [] if is_first else [ChatRow("")]
+    rows.append(ChatRow(" IN MESSAGES"))
+    for chat_id in dict.fromkeys(hit.chat_id for hit in hits):
+        found = [hit for hit in hits if hit.chat_id == chat_id]
+        rows.append(ChatRow(f"  {found[0].title or 'New chat'}"))
+        rows += [ChatRow(hit.snippet, chat_id=chat_id, message_id=hit.message_id) for hit in found]
     return rows
 
 

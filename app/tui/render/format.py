@@ -47,6 +47,11 @@ def clock(timestamp: float, now: float) -> str:
     return time.strftime("%H:%M" if is_today else "%d %b %H:%M", moment)
 
 
+def percent(share: float) -> str:
+    """12 %; what is there never counts as nothing."""
+    return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
 def gauge(share: float, cells: int, glyphs: Glyphs) -> str:
     full = min(cells, max(0, round(share * cells)))
     if share > 0 and full == 0:

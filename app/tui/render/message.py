@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.segment import Segment
+
 from . import format
 from .line import BLANK, Line, lines_from_rows
 from .palette import Palette
@@ -131,4 +133,8 @@ def _with_cursor(lines: list[Line], palette: Palette) -> list[Line]:
     if not lines:
         return [Line(cursor)]
     last = lines[-1]
-    return [*lines[:-1], Line([*last.segments, *cursor], last.joint, last.num_prefix_chars)]
+    segments = list(last.segments)
+    if segments and segments[-1].text.isspace() and len(segments) > 1:  # The background of a code line, to its edge.
+        text, style, _ = segments.pop()
+        cursor.append(Segment(text[1:], style))
+    return [*lines[:-1], Line([*segments, *cursor], last.joint, last.num_prefix_chars)]

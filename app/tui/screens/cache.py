@@ -67,7 +67,7 @@ def cache_text(cache: Mapping[str, Any], titles: Mapping[str, str], palette: Pal
     ):
         share = count / num_blocks
         text.append(f"{fit(label, 16)}{format.gauge(share, GAUGE_CELLS, palette.glyphs)} ", style)
-        text.append(f"{count:>8,}  {100 * share:.0f} %\n", palette.dim)
+        text.append(f"{count:>8,}  {format.percent(share)}\n", palette.dim)
     chats = sorted(cache.get("chats") or (), key=lambda chat: -int(chat.get("num_device_blocks") or 0))
     if chats:
         text.append(f"\n{fit('chat', 34)}{'tokens':>10}{'kept':>8}\n", palette.dim)

@@ -37,9 +37,7 @@ KNOBS = (
 class ChatSettingsScreen(Sheet[dict[str, object]]):
     sheet_title = "This chat"
     sheet_keys = "Ctrl+J or F2 saves · Tab next field · Esc leaves"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f2,ctrl+j", "save", "Save", show=False, id="settings.save", priority=True)
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("f2,ctrl+j", "save", "Save", show=False, id="settings.save")]
 
     def __init__(self, title: str, system: str, sampling: Mapping[str, Any], num_tokens: int):
         super().__init__()

@@ -16,7 +16,12 @@ ResultT = TypeVar("ResultT")
 
 class Sheet(ModalScreen[ResultT]):
     CSS_PATH = "sheet.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Close", show=False, id="sheet.leave")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", "Close", show=False, id="sheet.leave"),
+        # Priority: what is typed in one burst with it belongs to the next field.
+        Binding("tab", "app.focus_next", "Next field", show=False, id="sheet.next", priority=True),
+        Binding("shift+tab", "app.focus_previous", "Field before", show=False, id="sheet.previous", priority=True),
+    ]
     sheet_title = ""
     sheet_keys = "Esc closes"
 

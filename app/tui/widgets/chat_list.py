@@ -33,10 +33,11 @@ class ChatList(ScrollView, can_focus=True):
     def show(self, rows: Sequence[ChatRow], open_chat_id: str | None) -> None:
         if rows == self.rows and open_chat_id == self.open_chat_id:
             return
+        position = self._position()
         self.rows, self.open_chat_id = list(rows), open_chat_id
         self.virtual_size = Size(self.size.width, len(rows))
-        if self._highlighted is not None and self._position() is None:
-            self._highlighted = None
+        if position is not None and self._position() is None:
+            self._highlight_near(position)
         self.refresh()
 
     def set_palette(self, palette: Palette) -> None:
@@ -45,11 +46,10 @@ class ChatList(ScrollView, can_focus=True):
 
     @property
     def highlighted_chat_id(self) -> str | None:
-        """The chat under the bar, else the open one."""
-        return self._highlighted[0] if self._highlighted else self.open_chat_id
+        return self._highlighted[0] if self._highlighted else None
 
     def action_move(self, step: int) -> None:
-        choices = [index for index, row in enumerate(self.rows) if row.chat_id and not row.is_detail]
+        choices = self._choices
         if not choices:
             return
         current = self._position()
@@ -66,12 +66,17 @@ class ChatList(ScrollView, can_focus=True):
 
     def highlight_open(self) -> None:
         """Put the bar on the open chat, else on the first."""
-        for index, row in enumerate(self.rows):
-            if row.chat_id and row.chat_id == self.open_chat_id:
+        self.highlight(self.open_chat_id)
+        if self._position() is None:
+            self._highlighted = None
+            self.action_move(1)
+
+    def highlight(self, chat_id: str | None) -> None:
+        """Put the bar on a chat, if it is in the list."""
+        for index in self._choices:
+            if self.rows[index].chat_id == chat_id:
                 self._highlight(index)
                 return
-        self._highlighted = None
-        self.action_move(1)
 
     def on_click(self, event: events.Click) -> None:
         index = event.y + self.scroll_offset.y
@@ -86,7 +91,7 @@ class ChatList(ScrollView, can_focus=True):
             return Strip.blank(width, base)
         row = self.rows[index]
         runs = row.runs(width, self._palette)
-        if row.chat_id is not None and row.chat_id == self.open_chat_id and not row.is_detail and not row.message_id:
+        if row.chat_id is not None and row.chat_id == self.open_chat_id and not row.message_id:
             text, style = runs[0]
             runs[0] = (self._palette.glyphs.selected_bar + text[1:], style)
             runs[1] = (runs[1][0], self._palette.strong)
@@ -104,13 +109,22 @@ class ChatList(ScrollView, can_focus=True):
     def on_blur(self) -> None:
         self.refresh()
 
+    @property
+    def _choices(self) -> list[int]:
+        """Rows that can be chosen."""
+        return [index for index, row in enumerate(self.rows) if row.chat_id is not None]
+
     def _position(self) -> int | None:
         if self._highlighted is None:
             return None
-        for index, row in enumerate(self.rows):
-            if row.chat_id is not None and not row.is_detail and _key(row) == self._highlighted:
-                return index
-        return None
+        return next((index for index in self._choices if _key(self.rows[index]) == self._highlighted), None)
+
+    def _highlight_near(self, position: int) -> None:
+        """The row that was there is gone: take the one that came to its place, else the last."""
+        self._highlighted = None
+        choices = self._choices
+        if choices:
+            self._highlight(next((index for index in choices if index >= position), choices[-1]))
 
     def _highlight(self, index: int) -> None:
         self._highlighted = _key(self.rows[index])

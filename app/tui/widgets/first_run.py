@@ -41,7 +41,9 @@ def first_run_text(offer: ModelOffer | None, job: Job | None, model: ModelState,
             text.append("".join(f" · {fact}" for fact in facts) + "\n", palette.text)
             action = "loads it" if offer.is_installed else "downloads it and starts"
             text.append("Enter", palette.strong).append(f" {action}   ").append("F3", palette.strong)
-            text.append(" other models\n").append("You can write already: Enter then sends your message when the model is there.", palette.dim)
+            text.append(" other models\n").append(
+                "You can write already: Enter then sends your message when the model is there.", palette.dim
+            )
     return text
 
 

@@ -48,6 +48,31 @@ async def test_delete_is_undone():
         assert service.called("restore_chat") == [("restore_chat", chat_id)]
 
 
+async def test_deleting_goes_on_with_the_chat_below_and_never_with_one_that_is_not_marked():
+    service = FakeService()
+    first, second, third = (service.add_chat(f"chat {n}", ("user", "q"), updated_at=100.0 - n) for n in range(3))
+    async with running(service) as pilot:
+        await open_chat(pilot, first)
+        await pilot.press("ctrl+o", "down", "d")
+        await wait_until(pilot, lambda: second in service.trash, "deleted")
+        await pilot.press("d")
+        await wait_until(pilot, lambda: third in service.trash, "the one below")
+        await pilot.press("u")
+        await wait_until(pilot, lambda: third in service.chats, "back")
+        assert main_screen(pilot).chat_list.has_focus
+        assert main_screen(pilot).chosen_chat.id == third
+
+
+async def test_a_message_found_on_another_branch_is_shown_on_its_branch():
+    service = FakeService()
+    chat_id = service.add_chat("Porto", ("user", "the bridge"))
+    async with running(service) as pilot:
+        service.messages["elsewhere"] = []
+        found = service.add_message("elsewhere", "user", "the other bridge")
+        main_screen(pilot).open(chat_id, found["id"])
+        await wait_until(pilot, lambda: ("update_chat", chat_id, {"tip_id": found["id"]}) in service.calls, "switched")
+
+
 async def test_rename_and_pin():
     service = FakeService()
     chat_id = service.add_chat("Porto")

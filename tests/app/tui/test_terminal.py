@@ -20,7 +20,9 @@ def parsed(data: str, cuts: list[int]) -> list[object]:
     return [token.key if isinstance(token, events.Key) else token.text for token in tokens]
 
 
-@pytest.mark.parametrize("text", ["a\rb\rc", "\x1b[31mred\x1b[0m\rnext", "\x1b]0;t\x07\r", "\x1b\x1b[20", "\x1b[200~", "x\x1b"])
+@pytest.mark.parametrize(
+    "text", ["a\rb\rc", "\x1b[31mred\x1b[0m\rnext", "\x1b]0;t\x07\r", "\x1b\x1b[20", "\x1b[200~", "x\x1b"]
+)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_paste_stays_one_text_whatever_is_in_it_and_wherever_it_is_cut(text, seed):
     draw = random.Random(seed)

@@ -50,11 +50,29 @@ def test_live_chats_carry_their_phase():
 
 def test_a_search_filters_titles_and_lists_messages_below():
     chats = [ChatSummary("1", "Rust borrow", NOON), ChatSummary("2", "Porto", NOON)]
-    hit = SearchHit("2", "Porto", "m1", "…the rust on the bridge…")
-    rows = chat_rows(chats, {}, NOON, PALETTE, "rust", [hit])
-    assert labels(rows) == ["TODAY", "Rust borrow", "IN MESSAGES", "Porto", "…the rust on the bridge…"]
-    assert rows[-1].message_id == "m1"
+    hits = [
+        SearchHit("2", "Porto", "m1", "…the rust…"),
+        SearchHit("1", "", "m2", "x"),
+        SearchHit("2", "Porto", "m3", "y"),
+    ]
+    rows = chat_rows(chats, {}, NOON, PALETTE, "rust", hits)
+    assert labels(rows) == ["TODAY", "Rust borrow", "IN MESSAGES", "Porto", "…the rust…", "y", "New chat", "x"]
+    assert [row.message_id for row in rows[-4:]] == ["m1", "m3", None, "m2"]
     assert labels(chat_rows(chats, {}, NOON, PALETTE, "nothing like it")) == ["nothing found"]
+
+
+@pytest.mark.parametrize(
+    ("marks", "shown"),
+    [
+        ([[44, 48]], "…is all over rust and more"),
+        ([[2, 4]], "a long way before the word that is all over rust and more"),
+        (None, "a long way before the word that is all over rust and more"),
+        ([["x"]], "a long way before the word that is all over rust and more"),
+    ],
+)
+def test_a_snippet_begins_shortly_before_the_match(marks, shown):
+    snippet = "a long way before the word that is all over rust and more"
+    assert SearchHit.from_json({"chat_id": "1", "message_id": "m", "snippet": snippet, "marks": marks}).snippet == shown
 
 
 @given(st.text(max_size=60), st.integers(20, 60))
