@@ -89,6 +89,11 @@ class Paths:
         return self.state_dir / "store.key"
 
     @property
+    def last_model_file(self) -> Path:
+        """Name of the model that was used last."""
+        return self.state_dir / "last_model"
+
+    @property
     def log_file(self) -> Path:
         return self.state_dir / "service.log"
 

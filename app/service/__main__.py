@@ -15,13 +15,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m chatkv.app.service")
     parser.add_argument("--detached", action="store_true", help="no terminal: log to the file only")
     parser.add_argument("--port", type=int, help="TCP port; must be free")
+    parser.add_argument("--model", help="an installed model to load")
     options = parser.parse_args(arguments)
     try:
         from .process import PortTakenError, run
     except KeyboardInterrupt:
         return 130
     try:
-        return run(is_detached=options.detached, port=options.port)
+        return run(is_detached=options.detached, port=options.port, model=options.model)
     except KeyboardInterrupt:  # Ctrl-C before the loop took it over.
         return 130
     except PortTakenError as error:

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatkv.app.errors import UserError
+from chatkv.app.hub.installed import get_installed
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings, load_settings
 
 from .keys import read_or_make_api_key
+from .last_model import LastModel
 from .log_setup import detach, set_up_logging
 from .ownership import ServiceLock, bind_tcp, bind_unix, unlink_socket
 
@@ -37,11 +39,16 @@ class PortTakenError(UserError):
     """The port that was asked for by name cannot be had."""
 
 
-def run(is_detached: bool = False, port: int | None = None, make_service: MakeService | None = None) -> int:
+def run(
+    is_detached: bool = False,
+    port: int | None = None,
+    make_service: MakeService | None = None,
+    model: str | None = None,
+) -> int:
     """Serve this home until told to stop; 0 at once when another process serves it.
 
     Raises:
-        UserError: settings, folders, socket or an explicitly named port are refused.
+        UserError: settings, folders, socket, or an explicitly named port or model are refused.
     """
     os.umask(0o077)  # Whatever this process writes is nobody else's business.
     paths = Paths.from_env()
@@ -55,6 +62,8 @@ def run(is_detached: bool = False, port: int | None = None, make_service: MakeSe
         set_up_logging(paths.log_file, is_foreground=not is_detached)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         stand_back(settings.nice)
+        if model is not None:
+            LastModel(paths.last_model_file).write(get_installed(paths, model).name)
         _serve(paths, settings, lock, is_detached, port, make_service or _real_service)
     except UserError as error:
         log.error("%s", error)

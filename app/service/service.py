@@ -71,7 +71,7 @@ class Service:
         self.text_pool = ThreadPoolExecutor(NUM_TEXT_THREADS, "text")
         self.chats = ChatsThread(paths.chats_db)
         self.models = ModelManager(
-            installed, loader, settings, LastModel(paths.state_dir / "last_model"), on_change=self._publish_model
+            installed, loader, settings, LastModel(paths.last_model_file), on_change=self._publish_model
         )
         self.generations = Generations(self.models, self.text_pool)
         self.replies = Replies(self.chats, self.models, self.generations, self.events, self.text_pool)
