@@ -1,81 +1,17 @@
-"""The `chatkv` command. Without a subcommand it opens the terminal app."""
+"""The `chatkv` command."""
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Annotated
 
-import typer
-from chatkv.app.errors import UserError
-
-from . import ask, chats, models, service
-from .output import EXIT_ERROR, EXIT_INTERRUPTED, say
-
-app = typer.Typer(
-    help="Local chat whose conversations resume instead of being computed again.",
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    add_completion=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("ask")(ask.ask)
-app.command("serve")(service.serve)
-app.command("stop")(service.stop)
-app.command("status")(service.status)
-app.command("pull")(models.pull)
-app.command("models")(models.models)
-app.command("rm")(models.rm)
-app.add_typer(chats.app, name="chats")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"chatkv {version('chatkv')}")
-        raise typer.Exit()
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Open the terminal app."""
-    if context.invoked_subcommand is None:
-        raise typer.Exit(open_terminal_app())
-
-
-def open_terminal_app() -> int:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") in (None, "", "dumb"):
-        raise UserError(
-            "There is no terminal here for the chat app.",
-            'For scripts and pipes: chatkv ask "..."  (see chatkv ask --help)',
-        )
-    from chatkv.app.paths import Paths
-    from chatkv.app.settings import load_settings
-    from chatkv.app.tui.run import run
-
-    paths = Paths.from_env()
-    settings = load_settings(paths)
-    return run(paths, settings)
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    if not sys.platform.startswith("linux"):
-        say("chatkv runs on Linux only for now.")
-        sys.exit(EXIT_ERROR)
+    """What the installed script calls. The rest is imported here, so that Ctrl-C leaves no trace then either."""
     try:
-        app()
-    except UserError as error:
-        say(str(error))
-        sys.exit(EXIT_ERROR)
+        from .command import run
+
+        sys.exit(run())
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output is gone (`chatkv chats list | head`): nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_ERROR)

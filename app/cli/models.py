@@ -12,7 +12,7 @@ import typer
 from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
 
-from .output import print_table, say
+from .output import confirm, print_table, say
 from .running import with_client
 
 if TYPE_CHECKING:
@@ -28,12 +28,19 @@ def pull(
     name: Annotated[str | None, typer.Option("--name", help="Install it under this name.")] = None,
 ) -> None:
     """Download a model and install it. A broken download goes on where it stopped."""
-    with_client(lambda client: pull_with_display(client, _absolute(model), name))
-    print(f"{name or model} is installed.")
+    try:
+        job = with_client(lambda client: pull_with_display(client, _absolute(model), name))
+    except KeyboardInterrupt:
+        say("Stopped. What was downloaded is kept; the next pull goes on from there.")
+        raise
+    print(f"{job['message'] or job['name'] + ' is installed'}.")
 
 
-async def pull_with_display(client: Client, model: str, name: str | None = None) -> None:
-    """Start the service's job, or join the one that runs, and draw it until it ends; Ctrl-C cancels it."""
+async def pull_with_display(client: Client, model: str, name: str | None = None) -> dict[str, Any]:
+    """Start the service's job, or join the one that runs, and draw it until it ends; Ctrl-C cancels it.
+
+    Returns the job as it ended.
+    """
     from chatkv.app.hub.progress import show_progress
     from chatkv.app.hub.reports import PullProgress
     from rich.console import Console
@@ -54,6 +61,7 @@ async def pull_with_display(client: Client, model: str, name: str | None = None)
         raise UserError(job["error"] or "The pull failed.")
     if job["state"] == "cancelled":
         raise UserError("The pull was cancelled; what was downloaded is kept, so that it can go on.")
+    return job
 
 
 def _absolute(model: str) -> str:
@@ -86,18 +94,14 @@ def rm(
 ) -> None:
     """Remove an installed model from the disk."""
 
-    async def remove(client: Client) -> None:
-        loaded = any(model["name"] == name and model["loaded"] for model in await client.list_models())
-        if loaded and not force and not _confirm_unload(name):
-            raise UserError(f"{name} is loaded and was kept.", "Use --force to unload and remove it.")
-        await client.remove_model(name, force or loaded)
-
-    with_client(remove)
+    rows = with_client(lambda client: client.list_models())
+    is_loaded = any(row["name"] == name and row["loaded"] for row in rows)
+    if is_loaded and not force and not _is_confirmed(name):
+        raise UserError(f"{name} is loaded and was kept.", "Use --force to unload and remove it.")
+    with_client(lambda client: client.remove_model(name, force or is_loaded))
     print(f"{name} is removed.")
 
 
-def _confirm_unload(name: str) -> bool:
-    if not sys.stdin.isatty():
-        return False
-    say(f"{name} is loaded. Chats that use it stop. Remove it all the same? [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+def _is_confirmed(name: str) -> bool:
+    question = f"{name} is loaded. Chats that use it stop. Remove it all the same?"
+    return sys.stdin.isatty() and confirm(question, default=False)

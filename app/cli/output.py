@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +12,6 @@ EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_LENGTH = 3
 """The answer was cut by the token limit."""
-EXIT_INTERRUPTED = 130
 
 
 def is_terminal() -> bool:
@@ -26,6 +26,21 @@ def show(text: str) -> str:
 def say(message: str) -> None:
     """A line for the person, never part of the output."""
     print(sanitize(message), file=sys.stderr, flush=True)
+
+
+def confirm(question: str, *, default: bool) -> bool:
+    """Ask the person at the terminal; Ctrl-C ends the command.
+
+    Not inside an event loop, which takes Ctrl-C for itself. The signal acts by itself here, because an interrupt that
+    comes just before Python begins to read is noticed only after the line.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        say(f"{question} {'[Y/n]' if default else '[y/N]'}")
+        answer = sys.stdin.readline().strip().lower()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return default if not answer else answer in ("y", "yes")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:

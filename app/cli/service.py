@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from chatkv.app.errors import UserError
@@ -18,6 +20,10 @@ from .running import with_client
 if TYPE_CHECKING:
     from chatkv.app.client import Client
 
+Result = TypeVar("Result")
+ANSWER_TIMEOUT_S = 10.0
+"""A service that reads a long prompt or loads a model answers well within this."""
+
 
 def serve(
     host: Annotated[str | None, typer.Option(help="A loopback address.")] = None,
@@ -27,9 +33,15 @@ def serve(
     any_model: Annotated[bool, typer.Option("--any-model", help="Answer unknown model names too.")] = False,
 ) -> None:
     """Run the service in the foreground until Ctrl-C."""
-    wanted = {"HOST": host, "MODEL": model, "NO_KEY": no_key or None, "ANY_MODEL": any_model or None}
+    from chatkv.app.service.server import checked_host
+
+    if host is not None:
+        checked_host(host)
+    wanted = {"HOST": host, "NO_KEY": no_key or None, "ANY_MODEL": any_model or None}
     environment = {f"CHATKV_{name}": str(value) for name, value in wanted.items() if value is not None}
-    command = [sys.executable, "-m", "chatkv.app.service", *(["--port", str(port)] if port is not None else [])]
+    command = [sys.executable, "-m", "chatkv.app.service"]
+    command += ["--port", str(port)] if port is not None else []
+    command += ["--model", model] if model is not None else []
     os.execve(sys.executable, command, {**os.environ, **environment})
 
 
@@ -40,6 +52,7 @@ def stop() -> None:
 
     async def ask(client: Client) -> str:
         try:
+            await answer_in_time(client.paths, client.status())
             has_stopped = await client.stop()
         except ServiceLostError:
             return "No service runs."
@@ -64,7 +77,7 @@ async def _read_status(client: Client) -> dict[str, Any]:
     from chatkv.app.client import ServiceLostError
 
     try:
-        return {"running": True, **await client.status()}
+        return {"running": True, **await answer_in_time(client.paths, client.status())}
     except ServiceLostError:
         paths = Paths.from_env()
         return {
@@ -75,6 +88,23 @@ async def _read_status(client: Client) -> dict[str, Any]:
             "log_file": str(paths.log_file),
             "home": {"data": str(paths.data_dir), "cache": str(paths.cache_dir), "models": str(paths.models_dir)},
         }
+
+
+async def answer_in_time(paths: Paths, asked: Awaitable[Result]) -> Result:
+    """
+    Raises:
+        UserError: a service has taken the connection but says nothing.
+    """
+    from chatkv.app.service.ownership import ServiceLock
+
+    try:
+        return await asyncio.wait_for(asked, ANSWER_TIMEOUT_S)
+    except TimeoutError as error:
+        pid = ServiceLock(paths.service_lock).owner().get("pid", "unknown")
+        raise UserError(
+            f"The chatkv service (pid {pid}) has not answered for {ANSWER_TIMEOUT_S:.0f} s.",
+            f"If it hangs, end it with: kill -9 {pid}  (your chats are on disk). Its log: {paths.log_file}",
+        ) from error
 
 
 def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
