@@ -68,10 +68,6 @@ class EngineStats:
         """0..1: share of the pool that running sequences hold."""
         return self.num_used / self.num_blocks
 
-    @property
-    def prefix_hit_rate(self) -> float:
-        return self.num_prefix_hit_tokens / self.num_prefix_query_tokens if self.num_prefix_query_tokens else 0.0
-
 
 def take_stats(pool: BlockPool, scheduler: Scheduler, counters: EngineCounters) -> EngineStats:
     """A snapshot; on the engine's thread, between steps."""

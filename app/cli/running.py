@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from chatkv.app.paths import Paths
 
+from .output import say
+
 if TYPE_CHECKING:
     from chatkv.app.client import Client
 
@@ -27,7 +29,10 @@ def with_client(use: Callable[[Client], Awaitable[Result]], *, start: bool = Tru
     async def run() -> Result:
         async with Client(Paths.from_env()) as client:
             if start:
-                await client.ensure_service()
+                status = await client.ensure_service()
+                if not client.is_same_version(status):
+                    say(f"The running service is chatkv {status['version']}, this command another version.")
+                    say("chatkv stop ends it; the next command starts the new one.")
             return await use(client)
 
     return asyncio.run(run())

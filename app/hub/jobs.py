@@ -159,12 +159,6 @@ class JobRunner:
         with self._lock:
             return self._jobs.get(job_id)
 
-    def running_for(self, name: str) -> Job | None:
-        """The job that fetches the model called `name` now."""
-        with self._lock:
-            jobs = list(self._jobs.values())
-        return next((job for job in jobs if job.name == name and job.snapshot().state == "running"), None)
-
     def cancel(self, job_id: str) -> bool:
         """Ask a job to stop; False when there is none of that id."""
         job = self.get(job_id)

@@ -220,3 +220,14 @@ def test_serve_refuses_an_unknown_model_before_it_serves(bare: Shell) -> None:
 def test_ages() -> None:
     ages = [human_age(seconds) for seconds in (0, 59, 60, 3599, 3600, 86399, 86400, 864000)]
     assert ages == ["now", "now", "1m", "59m", "1h", "23h", "1d", "10d"]
+
+
+def test_a_service_of_another_version_is_named(
+    chatkv: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHATKV_HOME", str(chatkv.home))
+    monkeypatch.setattr("chatkv.app.client.client.version", lambda name: "99.0")
+    models.models()
+    shown = capsys.readouterr()
+    assert "fake" in shown.out  # it is used all the same
+    assert "chatkv stop" in shown.err
