@@ -12,32 +12,8 @@ from .board import Board, OpenChatEvent
 from .drafts import Drafts, is_new, new_chat_key
 from .ports import ChatService, RefusedError
 from .records import ChatSummary, Conversation, Message, OverflowChoice
+from .refusals import OVERFLOW_CODE, PASSING_CODES, ContextOverflowError, QueuedTurnRefusedError
 from .thread import Shown, Thread
-
-OVERFLOW_CODE = "context_length_exceeded"
-PASSING_CODES = frozenset({"chat_busy", "queue_full", "stopping"})
-"""Refusals that pass by themselves: the turn waits in the queue."""
-
-
-class ContextOverflowError(Exception):
-    """The conversation does not fit the model's context; the person has to choose."""
-
-    def __init__(self, text: str, error: RefusedError):
-        super().__init__(error.message)
-        self.text = text
-        self.num_prompt_tokens = int(error.details.get("n_prompt_tokens") or 0)
-        self.context_tokens = int(error.details.get("n_ctx") or 0)
-        self.choices = [OverflowChoice.from_json(choice) for choice in error.details.get("choices") or ()]
-
-
-class QueuedTurnRefusedError(Exception):
-    """The service does not take a turn that waited."""
-
-    def __init__(self, chat_id: str, text: str, refusal: RefusedError):
-        super().__init__(refusal.message)
-        self.chat_id = chat_id
-        self.text = text
-        self.refusal = refusal
 
 
 class Session:
@@ -157,7 +133,7 @@ class Session:
             answer = await self.service.send_turn(chat_id, text, parent_id)
         except RefusedError as error:
             if error.code == OVERFLOW_CODE:
-                raise ContextOverflowError(text, error) from error
+                raise ContextOverflowError(error) from error
             if self._is_passing(error):
                 self._queue(chat_id, text)
                 return False
@@ -216,12 +192,20 @@ class Session:
         if self.chat_id is not None:
             await self.service.cancel(self.chat_id)
 
+    async def make_room(self, choice: OverflowChoice) -> None:
+        """Leave the oldest turns out, here or in a fork that is open then."""
+        if choice.kind == "fork" and self.messages:
+            await self.open_chat(await self.fork(self.messages[-1]))
+        await self.update_chat({"context_start_id": choice.context_start_id})
+
     async def regenerate(self, message: Message | None = None) -> None:
+        """Write another version of a reply (None: the last one). Raises `ContextOverflowError`."""
         reply = message or self.thread.last_reply
         if self.chat_id is not None and reply is not None:
             await self._tree_action(lambda chat_id: self.service.regenerate(chat_id, reply.id))
 
     async def continue_reply(self) -> None:
+        """Go on with the last reply. Raises `ContextOverflowError`."""
         if self.chat_id is not None:
             await self._tree_action(self.service.continue_reply)
 
@@ -271,7 +255,12 @@ class Session:
     async def _tree_action(self, action: Callable[[str], Awaitable[object]]) -> None:
         assert self.chat_id is not None
         chat_id = self.chat_id
-        await action(chat_id)
+        try:
+            await action(chat_id)
+        except RefusedError as error:
+            if error.code == OVERFLOW_CODE:
+                raise ContextOverflowError(error) from error
+            raise
         await self._reload_if_open(chat_id)
 
     def _take_turn(self, chat_id: str, answer: Mapping[str, Any]) -> bool:

@@ -15,7 +15,9 @@ from .render.width import shorten
 from .widgets.item import live_text
 
 GAUGE_CELLS = 8
-TITLE_CELLS = 32
+MIN_TITLE_CELLS, MAX_TITLE_CELLS = 12, 32
+TOP_RIGHT_CELLS = 62
+"""What the other parts of the top bar usually take."""
 SHORT_NAMES = {
     "temperature": "temp",
     "top_p": "top-p",
@@ -95,10 +97,12 @@ def chat_right(
     return parts
 
 
-def title_part(summary: ChatSummary | None, board: Board, palette: Palette) -> list[Part]:
+def title_part(summary: ChatSummary | None, board: Board, width: int, palette: Palette) -> list[Part]:
+    """Whose chat this is, and what goes on elsewhere; the title gives way before the gauges do."""
     parts: list[Part] = [[("chatkv", palette.assistant)]]
     title = summary.shown_title if summary else "New chat"
-    parts.append([(shorten(title, TITLE_CELLS, palette.glyphs.ellipsis), palette.strong)])
+    cells = min(MAX_TITLE_CELLS, max(MIN_TITLE_CELLS, width - TOP_RIGHT_CELLS))
+    parts.append([(shorten(title, cells, palette.glyphs.ellipsis), palette.strong)])
     others = [live for chat_id, live in board.live.items() if summary is None or chat_id != summary.id]
     if others:
         words = badge_text(others[0]) if len(others) == 1 else f"{len(others)} other chats busy"

@@ -9,16 +9,15 @@ from ..commands import Parsed, matching, parse
 from ..messages import EditorRequested, PromptChanged, QueuedWanted
 from ..ports import RefusedError, ServiceLostError
 from ..records import Message, OverflowChoice
-from ..session import OVERFLOW_CODE, ContextOverflowError, QueuedTurnRefusedError
+from ..refusals import OVERFLOW_CODE, ContextOverflowError, QueuedTurnRefusedError
 from .desk import LOST_TEXT
 from .message_actions import MessageActions
-from .sheets import Sheets
 
 DRAFT_DELAY_S = 0.8
 FLUSH_EVERY_S = 0.3
 
 
-class Composing(MessageActions, Sheets):
+class Composing(MessageActions):
     composed: dict[str, str]
     """What stands in the composer of each chat visited in this sitting, by the chat's key."""
     _composer_key = ""
@@ -40,11 +39,8 @@ class Composing(MessageActions, Sheets):
             self.say("No service to send to yet. Your text stays here and is kept as a draft.", tone="warning")
             return
         self.composer.remember(text)
-        editing, self.editing = self.editing, None
-        if editing is not None:
-            self.show_composed()
-        else:
-            self.fill("")
+        editing = self.editing
+        self._empty_composer()
         self.do(self._send(text, editing, self.session.chat_key))
 
     @on(PromptChanged)
@@ -82,6 +78,14 @@ class Composing(MessageActions, Sheets):
         self.composer.set_text(text)
         if self.editing is None:
             self._keep(text)
+
+    def _empty_composer(self) -> None:
+        """What stood there is on its way; behind an edit is the draft from before."""
+        if self.editing is not None:
+            self.editing = None
+            self.show_composed()
+        else:
+            self.fill("")
 
     def keep_composed(self) -> None:
         if self.editing is None:
@@ -141,7 +145,7 @@ class Composing(MessageActions, Sheets):
         self.show_conversation()
         self._give_back(error.text, error.chat_id)
         if error.chat_id == self.session.chat_id and error.refusal.code == OVERFLOW_CODE:
-            self._ask_about_overflow(ContextOverflowError(error.text, error.refusal), None)
+            self._ask_about_room(ContextOverflowError(error.refusal), error.text, None)
             return
         self.say(
             f"A queued message was refused and is a draft again: {error.refusal.message}", tone="error", timeout=10
@@ -179,7 +183,7 @@ class Composing(MessageActions, Sheets):
                 sent = await self.session.send(text, key)
         except ContextOverflowError as error:
             self._give_back(text, key, editing)
-            self._ask_about_overflow(error, editing)
+            self._ask_about_room(error, text, editing)
             return
         except ServiceLostError:
             self._give_back(text, key, editing)
@@ -207,21 +211,11 @@ class Composing(MessageActions, Sheets):
         else:
             self.fill("\n\n".join(part for part in (text, self.composer.text) if part))
 
-    def _ask_about_overflow(self, error: ContextOverflowError, editing: Message | None) -> None:
-        from .overflow import OverflowScreen
+    def _ask_about_room(self, error: ContextOverflowError, text: str, editing: Message | None) -> None:
+        async def act(choice: OverflowChoice) -> None:
+            if self.composer.text == text:
+                self._empty_composer()
+            await self.session.make_room(choice)
+            await self._send(text, editing, self.session.chat_key)
 
-        def chosen(choice: OverflowChoice | None) -> None:
-            if choice is None:
-                return
-            if self.composer.text == error.text:
-                self.fill("")
-            self.do(self._send_after_choice(choice, error.text, editing))
-
-        self.app.push_screen(OverflowScreen(error, self.palette), chosen)
-
-    async def _send_after_choice(self, choice: OverflowChoice, text: str, editing: Message | None) -> None:
-        if choice.kind == "fork" and self.session.messages:
-            chat_id = await self.session.fork(self.session.messages[-1])
-            await self.session.open_chat(chat_id)
-        await self.session.update_chat({"context_start_id": choice.context_start_id})
-        await self._send(text, editing if choice.kind != "fork" else None, self.session.chat_key)
+        self.ask_about_overflow(error, act)

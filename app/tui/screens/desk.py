@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class Desk(Screen[None]):
         self.session = session
         self.palette = palette
         self.state_dir = state_dir
+        self._error_until = 0.0
 
     @property
     def board(self) -> Board:
@@ -43,7 +45,12 @@ class Desk(Screen[None]):
         return self.query_one(ChatList)
 
     def say(self, text: str, *, tone: str = "information", title: str = "", timeout: float = 5) -> None:
-        """A toast; the text is never read as markup."""
+        """A toast, in place of the one before unless that is an error; the text is never read as markup."""
+        now = time.monotonic()
+        if now > self._error_until:
+            self.app.clear_notifications()
+        if tone == "error":
+            self._error_until = now + timeout
         severity = {"warning": "warning", "error": "error"}.get(tone, "information")
         self.notify(text, title=title, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 

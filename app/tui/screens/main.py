@@ -187,7 +187,8 @@ class MainScreen(Composing, ChatActions):
     def show_bars(self) -> None:
         palette, summary = self.palette, self.session.summary
         right = status_parts.top_right(self.board, palette)
-        self.query_one("#top-bar", Bar).show(status_parts.title_part(summary, self.board, palette), right)
+        title = status_parts.title_part(summary, self.board, self.size.width, palette)
+        self.query_one("#top-bar", Bar).show(title, right)
         num_queued = len(self.session.waiting)
         live = self.board.live.get(self.session.chat_id or "")
         left = status_parts.chat_left(live, self.session.conversation, self.composer.text, num_queued, palette)
@@ -294,3 +295,4 @@ class MainScreen(Composing, ChatActions):
             self.set_class(name == fitting, name)
         if fitting == "-wide":
             self.remove_class("-list-open")
+        self.show_bars()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from textual import on
 
 from .. import clipboard
 from ..messages import MessagePicked
-from ..records import Message
+from ..records import Message, OverflowChoice
+from ..refusals import ContextOverflowError
 from ..render.palette import Palette
 from ..render.stream import MarkdownStream
-from .desk import Desk
+from .sheets import Sheets
 
 
-class MessageActions(Desk):
+class MessageActions(Sheets):
     editing: Message | None = None
     """The message that the composer's text will replace, as a branch."""
     _code_position: int = 0
@@ -31,7 +33,7 @@ class MessageActions(Desk):
             self.say("Nothing is being written in this chat.")
 
     def action_continue_reply(self) -> None:
-        self.do(self._then_show(self.session.continue_reply()))
+        self.do(self._write(self.session.continue_reply))
 
     def action_regenerate(self) -> None:
         marked = self._marked()
@@ -39,7 +41,7 @@ class MessageActions(Desk):
         if reply is None:
             self.say("There is no reply yet.")
             return
-        self.do(self._then_show(self.session.regenerate(reply)))
+        self.do(self._write(lambda: self.session.regenerate(reply)))
 
     def action_edit_message(self) -> None:
         marked = self._marked()
@@ -120,8 +122,17 @@ class MessageActions(Desk):
             return
         self.say(f"Written to {file}")
 
-    async def _then_show(self, work: object) -> None:
-        await work  # type: ignore[misc]
+    async def _write(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Have a reply written; when the context is full, after a choice."""
+
+        async def act(choice: OverflowChoice) -> None:
+            await self.session.make_room(choice)
+            await self._write(write)
+
+        try:
+            await write()
+        except ContextOverflowError as error:
+            self.ask_about_overflow(error, act)
         self.show_conversation()
 
     async def _switch(self, message: Message, step: int) -> None:

@@ -11,9 +11,9 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from ..records import OverflowChoice
+from ..refusals import ContextOverflowError
 from ..render import format
 from ..render.palette import Palette
-from ..session import ContextOverflowError
 from .sheet import Sheet
 
 
@@ -23,6 +23,8 @@ class OverflowScreen(Sheet[OverflowChoice]):
 
     def __init__(self, error: ContextOverflowError, palette: Palette):
         super().__init__()
+        if not error.choices:
+            self.sheet_keys = "Esc closes, the text stays in the composer"
         self._error = error
         self._palette = palette
 
@@ -37,7 +39,10 @@ class OverflowScreen(Sheet[OverflowChoice]):
         if error.choices:
             yield OptionList(*(Option(self._label(choice)) for choice in error.choices))
         else:
-            yield Static("Shorten the message, or begin a new chat with ^N.", classes="label")
+            yield Static(
+                "It does not fit without the earlier turns either: shorten it, or load a model that holds more (F3).",
+                classes="advice",
+            )
 
     def _label(self, choice: OverflowChoice) -> Text:
         turns = "turn" if choice.num_turns == 1 else "turns"

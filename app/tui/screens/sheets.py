@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ..records import OverflowChoice
+from ..refusals import ContextOverflowError
 from ..service_records import Job, ModelOffer
 from .desk import Desk
 
@@ -53,6 +58,18 @@ class Sheets(Desk):
             self.do(self._update_chat({"system": argument}))
         else:
             self.action_chat_settings()
+
+    def ask_about_overflow(
+        self, error: ContextOverflowError, act: Callable[[OverflowChoice], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Nothing was changed yet; `act` follows the person's choice, if one is made."""
+        from .overflow import OverflowScreen
+
+        def chosen(choice: OverflowChoice | None) -> None:
+            if choice is not None:
+                self.do(act(choice))
+
+        self.app.push_screen(OverflowScreen(error, self.palette), chosen)
 
     def action_theme(self) -> None:
         self.app.search_themes()

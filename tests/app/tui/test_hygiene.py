@@ -80,7 +80,7 @@ async def test_copying_says_honestly_where_the_text_went(tmp_path, monkeypatch):
         main_screen(pilot).action_copy_to(f"> {target}")
         assert target.read_text().startswith("see")
         main_screen(pilot).action_copy_to(f"> {target}")
-        await wait_until(pilot, lambda: "Cannot write" in notices(pilot)[-1], "refused to overwrite")
+        await wait_until(pilot, lambda: any("Cannot write" in said for said in notices(pilot)), "refused to overwrite")
         assert target.read_text().startswith("see")
 
 

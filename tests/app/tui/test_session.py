@@ -7,7 +7,8 @@ from chatkv.app.tui.board import Board, MessageAdded, ReplyDone, TextAdded
 from chatkv.app.tui.drafts import Drafts
 from chatkv.app.tui.ports import RefusedError
 from chatkv.app.tui.records import Message
-from chatkv.app.tui.session import ContextOverflowError, QueuedTurnRefusedError, Session
+from chatkv.app.tui.refusals import ContextOverflowError, QueuedTurnRefusedError
+from chatkv.app.tui.session import Session
 from chatkv.app.tui.thread import Shown
 from fake_service import NO_MODEL, FakeService, refused
 

@@ -245,3 +245,20 @@ async def test_an_edit_that_was_refused_is_still_an_edit():
         await wait_until(pilot, lambda: len(service.called("send_turn")) == 2, "sent")
         assert service.called("send_turn")[-1] == ("send_turn", chat_id, "one!", None)
         await wait_until(pilot, lambda: main_screen(pilot).composer.text == "draft", "the draft is back")
+
+
+async def test_a_full_context_is_a_choice_for_continuing_too():
+    service = FakeService()
+    chat_id = service.add_chat("a", ("user", "one"), ("assistant", "1"))
+    service.messages[chat_id][-1]["status"] = "length"
+    choice = {"kind": "drop_oldest", "context_start_id": "m5", "num_turns": 4, "num_tokens_after": 900}
+    async with running(service) as pilot:
+        await open_chat(pilot, chat_id)
+        service.refusals["continue_reply"] = refused(
+            "too long", "context_length_exceeded", n_prompt_tokens=8192, n_ctx=8192, choices=[choice]
+        )
+        await pilot.press("f7")
+        await wait_for(pilot, "The context is full", "Leave out the oldest 4 turns")
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: len(service.called("continue_reply")) == 2, "continued")
+        assert ("update_chat", chat_id, {"context_start_id": "m5"}) in service.calls
