@@ -29,6 +29,8 @@ from .sources import Fetched, FetchJob
 from .specs import HubSpec
 
 _WHO = "the hub"
+_TOKEN = "log in with `hf auth login`, or set HF_TOKEN and restart the service with `chatkv stop`"
+"""The service downloads; it knows the environment that it was started in."""
 _SMALL_FILES = frozenset(
     {
         "config.json",
@@ -136,9 +138,9 @@ def reason_of(error: Exception, spec: HubSpec) -> str:
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set and the file is not in the shared cache"
     if isinstance(error, GatedRepoError):
-        return f"{spec.repo} asks you to accept its terms on its page; then set HF_TOKEN"
+        return f"{spec.repo} asks you to accept its terms on its page; then {_TOKEN}"
     if isinstance(error, RepositoryNotFoundError):
-        return f"there is no repository {spec.repo}, or it is private (then set HF_TOKEN)"
+        return f"there is no repository {spec.repo}, or it is private (then {_TOKEN})"
     if isinstance(error, RevisionNotFoundError):
         return f"{spec.repo} has no revision {spec.revision}"
     if isinstance(error, EntryNotFoundError):

@@ -35,6 +35,10 @@ from .reports import IsCancelled, OnBytes, PullCancelled
 _CHUNK_BYTES = 1 << 20
 
 
+class UnusableWeightsError(UserError):
+    """These weights are broken or of a kind that the engine does not know: no other try will help."""
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where a model came from, for its manifest."""
@@ -52,7 +56,8 @@ def install(
     """Import `weights` (a .gguf file or a Hugging Face directory) as the model `name`.
 
     Raises:
-        UserError: broken or unsupported weights (nothing is written then), no space, no permission.
+        UnusableWeightsError: broken or unsupported weights; nothing is written then.
+        UserError: no space, no permission.
         PullCancelled: the person stopped it.
     """
     from chatkv.engine.errors import EngineError
@@ -68,8 +73,7 @@ def install(
     try:
         source = open_source(weights)  # refuses by name, before anything is written
         with _installing_folder(paths, name) as folder:
-            text = write_native_text(weights, folder, provenance.sampling)
-            _check_vocabulary(weights, text, source.hf_config)
+            text = _write_text(weights, folder, provenance, source.hf_config)
             Tokenizer.from_dir(folder)  # refuses a tokenizer that the engine could not use, now and not at the start
             info = write_weights(source, folder, on_progress)
             manifest = {
@@ -89,7 +93,7 @@ def install(
             _seal(folder, manifest)
             _move_into_place(folder, paths.models_dir / name)
     except EngineError as error:
-        raise UserError(str(error), "Choose another file of this model, or another model.") from error
+        raise UnusableWeightsError(str(error), "Choose another file of this model, or another model.") from error
     except OSError as error:
         raise _disk_error(error, paths.models_dir) from error
     return get_installed(paths, name)
@@ -126,10 +130,17 @@ def _installing_folder(paths: Paths, name: str) -> Iterator[Path]:
         os.close(lock)
 
 
-def _check_vocabulary(weights: Path, text: NativeText, config: dict[str, Any]) -> None:
+def _write_text(weights: Path, folder: Path, provenance: Provenance, config: dict[str, Any]) -> NativeText:
+    try:
+        text = write_native_text(weights, folder, provenance.sampling)
+    except UserError as error:
+        raise UnusableWeightsError(error.message, error.hint) from error
     num_rows = int(config["vocab_size"])
     if text.num_tokens > num_rows:
-        raise UserError(f"{weights} is damaged: its tokenizer has {text.num_tokens} tokens, its model {num_rows}.")
+        raise UnusableWeightsError(
+            f"{weights} is damaged: its tokenizer has {text.num_tokens} tokens, its model {num_rows}."
+        )
+    return text
 
 
 def _seal(folder: Path, manifest: dict[str, Any]) -> None:

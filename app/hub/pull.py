@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..paths import Paths, make_private_dir
 from .catalogue import catalogue, find_entry
 from .disk_space import Need, import_bytes, require_space
-from .install import Provenance, install, installed_or_none, sha256_of, sweep_leftovers, try_lock
+from .install import Provenance, UnusableWeightsError, install, installed_or_none, sha256_of, sweep_leftovers, try_lock
 from .installed import InstalledModel
 from .reports import IsCancelled, OnProgress, PullProgress, SourceFailed, Stage
 from .sources import PATIENT_REACH_TIMEOUT_S, REACH_TIMEOUT_S, Fetched, FetchJob, fetch
@@ -163,14 +163,19 @@ class _Pull:
         size = _size_bytes(fetched.path)
         require_space([Need(self.paths.models_dir, import_bytes(size), "the installed model")])
         self._tell("import", 0, size, spec)
-        return install(
-            self.paths,
-            self.plan.name,
-            fetched.path,
-            Provenance(str(spec), self.plan.licence, self.plan.sampling),
-            lambda done, total: self._tell("import", done, total, spec),
-            self.is_cancelled,
-        )
+        try:
+            return install(
+                self.paths,
+                self.plan.name,
+                fetched.path,
+                Provenance(str(spec), self.plan.licence, self.plan.sampling),
+                lambda done, total: self._tell("import", done, total, spec),
+                self.is_cancelled,
+            )
+        except UnusableWeightsError:
+            if fetched.is_ours:  # Kept, they would be refused again by every later pull, and take the disk.
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
 
     def _tell(self, stage: Stage, done: int, total: int, spec: SourceSpec, message: str = "") -> None:
         self.on_progress(PullProgress(stage, min(done, total) if total else done, total, str(spec), message))

@@ -108,6 +108,15 @@ def test_a_wrong_file_on_the_hub_leads_to_the_next_source(
     assert f"{SPEC} failed: wrong file tiny.gguf" in log.messages
 
 
+def test_unusable_weights_are_not_kept_to_be_refused_again(hub: FakeHub, log: PullLog, tiny_gguf: Path) -> None:
+    hub.files["owner/repo/tiny.gguf"] = tiny_gguf.read_bytes()[:4000]
+    with pytest.raises(UserError, match="damaged"):
+        log.pull(SPEC)
+    assert downloads(log) == []
+    hub.files["owner/repo/tiny.gguf"] = tiny_gguf.read_bytes()
+    assert log.pull(SPEC).is_usable
+
+
 def test_a_token_is_sent_and_its_absence_explained(hub: FakeHub, log: PullLog, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.needs_token = "hf_secret"
     with pytest.raises(UserError, match="no repository owner/repo, or it is private"):
