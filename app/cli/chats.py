@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from chatkv.app.errors import UserError
 
-from .output import human_age, print_table, show
+from .output import human_age, print_table, say, show
 from .running import with_client
 
 if TYPE_CHECKING:
@@ -34,7 +34,14 @@ def list_chats(
     trash: Annotated[bool, typer.Option("--trash", help="The deleted ones (kept for 30 days).")] = False,
 ) -> None:
     """List chats, newest first."""
-    chats = with_client(lambda client: client.list_chats(query, limit, in_trash=trash))
+
+    async def read(client: Client) -> tuple[list[dict[str, Any]], str | None]:
+        chats = await client.list_chats(query, limit, in_trash=trash)
+        return chats, (await client.status())["notice"]
+
+    chats, notice = with_client(read)
+    if notice:
+        say(notice)
     print_table(("id", "title", "messages", "age", "state"), map(_row, chats), "There are no chats yet.")
 
 

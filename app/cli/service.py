@@ -122,6 +122,8 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
             size = human_bytes(device["num_blocks"] * device["block_bytes"])
             used = f"{device['num_used_blocks']:,} in use and {device['num_cached_blocks']:,} cached"
             lines.append(("KV blocks", f"{used} of {device['num_blocks']:,} ({size})"))
+        if found["notice"]:
+            lines.append(("notice", found["notice"]))
         lines.append(("URL", found["url"] or f"off: {found['tcp_error'] or 'by setting'}"))
     lines += [(name.removesuffix("_file"), str(found[name])) for name in ("socket", "key_file")]
     lines += [(name.removesuffix("_file"), str(found[name])) for name in ("settings_file", "log_file")]

@@ -22,6 +22,19 @@ class ChatsThread:
         self._pool = ThreadPoolExecutor(1, "chats")
         self._store: Future[ChatStore] = self._pool.submit(ChatStore, path)
 
+    @property
+    def notice(self) -> str | None:
+        """What a person should know about the database since this service opened it."""
+        if not self._store.done() or self._store.exception() is not None:
+            return None
+        report = self._store.result().salvage_report
+        if report is None:
+            return None
+        kept = f"{report.num_chats} chats with {report.num_messages} messages were kept"
+        lost = f"{report.num_lost} records could not be read, {report.num_set_aside} were set aside"
+        file = f" The damaged file is {report.damaged_file}" if report.damaged_file else ""
+        return f"The chat database was damaged: {kept}; {lost}.{file}"
+
     async def run(self, work: Callable[[ChatStore], T]) -> T:
         """Raises what `work` raises, or what kept the store from opening."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(self._store.result()))

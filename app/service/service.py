@@ -129,6 +129,7 @@ class Service:
             "batch_size": stats.batch_size if stats else 0,
             "kv_usage": round(stats.kv_usage, 4) if stats else 0.0,
             "unused_slot_share": round(stats.unused_slot_share, 4) if stats else 0.0,
+            "notice": self.chats.notice,
             "settings_file": str(self.paths.settings_file),
             "log_file": str(self.paths.log_file),
         }

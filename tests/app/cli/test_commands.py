@@ -217,6 +217,18 @@ def test_serve_refuses_an_unknown_model_before_it_serves(bare: Shell) -> None:
     assert not Paths.under(bare.home).socket_path.exists()
 
 
+def test_a_damaged_chat_database_is_told(bare: Shell) -> None:
+    with serving(bare):
+        bare("ask", "say kept")
+    bare.paths.chats_db.write_bytes(b"no database " * 1000)
+    with serving(bare):
+        listed = bare("chats", "list")
+        assert (listed.returncode, listed.stdout) == (0, "")
+        assert "The chat database was damaged: 0 chats with 0 messages were kept" in listed.stderr
+        assert "chats.db.damaged-" in listed.stderr
+        assert "\nnotice " in bare("status").stdout
+
+
 def test_ages() -> None:
     ages = [human_age(seconds) for seconds in (0, 59, 60, 3599, 3600, 86399, 86400, 864000)]
     assert ages == ["now", "now", "1m", "59m", "1h", "23h", "1d", "10d"]
