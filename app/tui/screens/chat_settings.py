@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
+from textual.containers import Horizontal, VerticalScroll
 from textual.widget import Widget
 from textual.widgets import Input, Static, TextArea
 
@@ -24,13 +24,13 @@ class Knob(NamedTuple):
 
 
 KNOBS = (
-    Knob("temperature", "temperature", 0, 2, False, "0 always takes the likeliest token"),
-    Knob("top_p", "top-p", 0, 1, False, "1 is off"),
-    Knob("top_k", "top-k", 0, 1_000_000, True, "0 is off"),
-    Knob("min_p", "min-p", 0, 1, False, "0 is off"),
-    Knob("repetition_penalty", "repetition penalty", 0.01, 10, False, "1 is off"),
+    Knob("temperature", "temperature", 0, 2, False, "0: always the likeliest token"),
+    Knob("top_p", "top-p", 0, 1, False, "1: off"),
+    Knob("top_k", "top-k", 0, 1_000_000, True, "0: off"),
+    Knob("min_p", "min-p", 0, 1, False, "0: off"),
+    Knob("repetition_penalty", "repetition penalty", 0.01, 10, False, "1: off"),
     Knob("max_tokens", "longest reply", 1, 1_000_000, True, "in tokens"),
-    Knob("seed", "seed", 0, 2**63 - 1, True, "the same seed gives the same reply"),
+    Knob("seed", "seed", 0, 2**63 - 1, True, "same seed, same reply"),
 )
 
 
@@ -47,26 +47,30 @@ class ChatSettingsScreen(Sheet[dict[str, object]]):
         self._num_tokens = num_tokens
 
     def contents(self) -> Iterable[Widget]:
-        yield Static("title", classes="label")
-        yield Input(self._title_before, placeholder="named by its first words", id="title")
-        cost = f" · a change reads all {format.tokens(self._num_tokens)} tokens again" if self._num_tokens else ""
-        yield Static(f"system prompt{cost}", classes="label", markup=False)
-        system = TextArea(self._system, id="system", tab_behavior="focus", compact=True)
-        yield system
-        yield Static("sampling · free to change, nothing is read again", classes="label")
-        for knob in KNOBS:
-            value = self._sampling.get(knob.name)
+        with VerticalScroll() as scroll:
+            scroll.can_focus = False
             yield Horizontal(
-                Static(knob.label, markup=False),
-                Input(
-                    "" if value is None else f"{value:g}" if not knob.is_whole else str(value),
-                    id=knob.name,
-                    placeholder="default",
-                ),
-                Static(knob.note, classes="note", markup=False),
-                classes="row",
+                Static("title"),
+                Input(self._title_before, placeholder="named by its first words", id="title"),
+                classes="row -whole",
             )
+            cost = f" · a change reads all {format.tokens(self._num_tokens)} tokens again" if self._num_tokens else ""
+            yield Static(f"system prompt{cost}", classes="label", markup=False)
+            yield TextArea(self._system, id="system", tab_behavior="focus", compact=True)
+            yield Static("sampling · free to change, nothing is read again", classes="label")
+            for knob in KNOBS:
+                yield self._row(knob)
         yield Static("", id="error", classes="error", markup=False)
+
+    def _row(self, knob: Knob) -> Widget:
+        value = self._sampling.get(knob.name)
+        shown = "" if value is None else str(value) if knob.is_whole else f"{value:g}"
+        return Horizontal(
+            Static(knob.label, markup=False),
+            Input(shown, id=knob.name, placeholder="default"),
+            Static(knob.note, classes="note", markup=False),
+            classes="row",
+        )
 
     def action_save(self) -> None:
         sampling: dict[str, float | int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from rich.style import Style
 from rich.text import Text
 from textual import on
 from textual.binding import Binding, BindingType
@@ -22,11 +23,12 @@ from ..widgets.first_run import STAGES, job_text
 from .sheet import Sheet
 
 REFRESH_S = 0.25
+NAME_CELLS, STATE_CELLS, SIZE_CELLS = 18, 13, 8
 
 
 class ModelsScreen(Sheet[None]):
     sheet_title = "Models"
-    sheet_keys = "Enter loads or downloads · x cancels · d removes · / filter · Esc closes"
+    sheet_keys = "Enter loads or fetches · x cancels · d removes · / filter · Esc"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("x", "cancel_job", "Cancel the download", show=False, id="models.cancel"),
         Binding("d,delete", "remove", "Remove from disk", show=False, id="models.remove"),
@@ -88,32 +90,39 @@ class ModelsScreen(Sheet[None]):
         return self._shown[position] if position is not None and position < len(self._shown) else None
 
     def _label(self, offer: ModelOffer) -> Text:
-        palette, board = self._palette, self._session.board
-        model = board.status.model
-        is_current = offer.name == model.name and model.state in ("ready", "loading")
-        badge = palette.glyphs.writing if is_current else " "
+        """Name, state, size, context and licence; below, what it is for, or how far its download is."""
+        palette, job = self._palette, self._job(offer)
+        state, style = self._state(offer, job)
         num_bytes = offer.size_bytes or offer.download_bytes
-        text = Text(f"{badge} ", style=palette.good)
-        text.append(fit(offer.name, 22), palette.strong)
-        text.append(fit(format.size(num_bytes) if num_bytes else "", 9), palette.dim)
-        job = self._job(offer)
+        facts = [f"{format.tokens(offer.context_tokens)} context"] if offer.context_tokens else []
+        facts += [offer.licence] if offer.licence else []
+        head = Text.assemble(
+            (f"{palette.glyphs.writing if self._is_current(offer) else ' '} ", palette.good),
+            (fit(offer.name, NAME_CELLS), palette.strong),
+            (fit(state, STATE_CELLS), style),
+            (fit(format.size(num_bytes) if num_bytes else "", SIZE_CELLS), palette.dim),
+            (" · ".join(facts), palette.dim),
+        )
+        room = max(20, self.query_one(OptionList).size.width - 3)
+        head.truncate(room, overflow="ellipsis")
+        below = job_text(job, palette, cells=12) if job else offer.description
+        return head.append(f"\n    {shorten(below, room - 4)}", palette.warn if job else palette.dim)
+
+    def _is_current(self, offer: ModelOffer) -> bool:
+        model = self._session.board.status.model
+        return offer.name == model.name and model.state in ("ready", "loading")
+
+    def _state(self, offer: ModelOffer, job: Job | None) -> tuple[str, Style]:
+        palette, model = self._palette, self._session.board.status.model
         if job is not None:
-            text.append(STAGES.get(job.stage, "Preparing").lower(), palette.warn)
-        elif is_current and model.state == "loading":
-            text.append(f"loading {100 * model.progress:.0f} %", palette.warn)
-        elif is_current:
-            text.append("loaded", palette.good)
-        elif not offer.fits:
-            text.append("does not fit this machine", palette.bad)
-        else:
-            text.append("on disk" if offer.is_installed else "to download", palette.text)
-        facts = [offer.licence, offer.description]
-        if offer.context_tokens:
-            facts.insert(0, f"{format.tokens(offer.context_tokens)} context")
-        second = job_text(job, palette, cells=12) if job else " · ".join(fact for fact in facts if fact)
-        room = max(20, self.query_one(OptionList).size.width - 6)
-        text.append(f"\n    {shorten(second, room)}", palette.warn if job else palette.dim)
-        return text
+            return STAGES.get(job.stage, "Preparing").lower(), palette.warn
+        if self._is_current(offer):
+            if model.state == "loading":
+                return f"loading {100 * model.progress:.0f} %", palette.warn
+            return "loaded", palette.good
+        if not offer.fits:
+            return "does not fit", palette.bad
+        return "on disk" if offer.is_installed else "to download", palette.text
 
     def _job(self, offer: ModelOffer) -> Job | None:
         jobs = self._session.board.jobs.values()

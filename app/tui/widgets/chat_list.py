@@ -35,7 +35,7 @@ class ChatList(ScrollView, can_focus=True):
             return
         position = self._position()
         self.rows, self.open_chat_id = list(rows), open_chat_id
-        self.virtual_size = Size(self.size.width, len(rows))
+        self.virtual_size = Size(self.scrollable_content_region.width, len(rows))
         if position is not None and self._position() is None:
             self._highlight_near(position)
         self.refresh()
@@ -85,7 +85,7 @@ class ChatList(ScrollView, can_focus=True):
             self._choose(index)
 
     def render_line(self, y: int) -> Strip:
-        width, base = self.size.width, self.rich_style
+        width, base = self.scrollable_content_region.width, self.rich_style
         index = y + self.scroll_offset.y
         if index >= len(self.rows):
             return Strip.blank(width, base)
