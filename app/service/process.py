@@ -66,7 +66,8 @@ def run(
             LastModel(paths.last_model_file).write(get_installed(paths, model).name)
         _serve(paths, settings, lock, is_detached, port, make_service or _real_service)
     except UserError as error:
-        log.error("%s", error)
+        if is_detached:  # Else whoever started it reads it.
+            log.error("%s", error)
         raise
     finally:
         lock.release()
