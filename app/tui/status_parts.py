@@ -18,6 +18,8 @@ GAUGE_CELLS = 8
 MIN_TITLE_CELLS, MAX_TITLE_CELLS = 12, 32
 TOP_RIGHT_CELLS = 62
 """What the other parts of the top bar usually take."""
+DETAILS_FROM_CELLS = 100
+"""Narrower, the gauges have the room that weight format and device would take."""
 SHORT_NAMES = {
     "temperature": "temp",
     "top_p": "top-p",
@@ -28,7 +30,7 @@ SHORT_NAMES = {
 }
 
 
-def model_part(board: Board, palette: Palette) -> Part:
+def model_part(board: Board, width: int, palette: Palette) -> Part:
     model = board.status.model
     if not board.is_connected:
         if board.trouble:
@@ -37,7 +39,8 @@ def model_part(board: Board, palette: Palette) -> Part:
             return [("service lost · reconnecting", palette.bad)]
         return [("starting the service", palette.warn)]
     if model.state == "ready":
-        details = " ".join(part for part in (model.weight_format.partition("-")[0], board.status.device) if part)
+        facts = (model.weight_format.partition("-")[0], board.status.device) if width >= DETAILS_FROM_CELLS else ()
+        details = " ".join(part for part in facts if part)
         return [(model.name, palette.good), (f" {details}" if details else "", palette.dim)]
     if model.state == "loading":
         return [(f"loading {model.name} {100 * model.progress:.0f} %", palette.warn)]
@@ -46,9 +49,9 @@ def model_part(board: Board, palette: Palette) -> Part:
     return [("no model · F3", palette.warn)]
 
 
-def top_right(board: Board, palette: Palette) -> list[Part]:
+def top_right(board: Board, width: int, palette: Palette) -> list[Part]:
     """Model or trouble, the gauge of the batch, and the gauge of the KV pool."""
-    parts: list[Part] = [model_part(board, palette)]
+    parts: list[Part] = [model_part(board, width, palette)]
     if board.is_connected and board.status.model.state == "ready":
         status = board.status
         batch = f"batch {status.batch_size}"
@@ -105,7 +108,7 @@ def title_part(summary: ChatSummary | None, board: Board, width: int, palette: P
     parts.append([(shorten(title, cells, palette.glyphs.ellipsis), palette.strong)])
     others = [live for chat_id, live in board.live.items() if summary is None or chat_id != summary.id]
     if others:
-        words = badge_text(others[0]) if len(others) == 1 else f"{len(others)} other chats busy"
+        words = badge_text(others[0]) if len(others) == 1 else f"{len(others)} more busy"
         parts.append([(f"{palette.glyphs.writing} {words}", palette.good)])
     return parts
 

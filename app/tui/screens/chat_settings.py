@@ -56,7 +56,7 @@ class ChatSettingsScreen(Sheet[dict[str, object]]):
             )
             cost = f" · a change reads all {format.tokens(self._num_tokens)} tokens again" if self._num_tokens else ""
             yield Static(f"system prompt{cost}", classes="label", markup=False)
-            yield TextArea(self._system, id="system", tab_behavior="focus", compact=True)
+            yield TextArea(self._system, id="system", tab_behavior="focus", compact=True, highlight_cursor_line=False)
             yield Static("sampling · free to change, nothing is read again", classes="label")
             for knob in KNOBS:
                 yield self._row(knob)

@@ -186,7 +186,7 @@ class MainScreen(Composing, ChatActions):
 
     def show_bars(self) -> None:
         palette, summary = self.palette, self.session.summary
-        right = status_parts.top_right(self.board, palette)
+        right = status_parts.top_right(self.board, self.size.width, palette)
         title = status_parts.title_part(summary, self.board, self.size.width, palette)
         self.query_one("#top-bar", Bar).show(title, right)
         num_queued = len(self.session.waiting)

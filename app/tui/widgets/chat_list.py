@@ -14,6 +14,7 @@ from ..bindings import CHAT_LIST_BINDINGS
 from ..messages import ChatChosen
 from ..render.chat_rows import ChatRow
 from ..render.palette import Palette
+from .selection import selected
 
 
 class ChatList(ScrollView, can_focus=True):
@@ -97,8 +98,7 @@ class ChatList(ScrollView, can_focus=True):
             runs[1] = (runs[1][0], self._palette.strong)
         strip = Strip([Segment(text, style) for text, style in runs]).apply_style(base)
         if self.has_focus and row.chat_id is not None and _key(row) == self._highlighted:
-            style = self.screen.get_component_rich_style("screen--selection")
-            strip = Strip(Segment.apply_style(strip, post_style=style))
+            strip = selected(strip, self.screen)
         return strip.crop_extend(0, width, base)
 
     def on_focus(self) -> None:

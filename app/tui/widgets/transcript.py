@@ -24,6 +24,7 @@ from ..render.line import Line
 from ..render.palette import Palette
 from .copying import Span, source_text
 from .item import TranscriptItem
+from .selection import selected
 from .stack import Stack
 
 MAX_READING_CELLS = 100
@@ -237,10 +238,8 @@ class Transcript(ScrollView, can_focus=True):
         return self._highlighted(strip, span) if span is not None else strip
 
     def _highlighted(self, strip: Strip, span: Span) -> Strip:
-        style = self.screen.get_component_rich_style("screen--selection")
         start, end = span[0], strip.cell_length if span[1] == -1 else span[1]
-        selected = Strip(Segment.apply_style(strip.crop(start, end), post_style=style))
-        return Strip.join([strip.crop(0, start), selected, strip.crop(end)])
+        return Strip.join([strip.crop(0, start), selected(strip.crop(start, end), self.screen), strip.crop(end)])
 
     def _with_pill(self, strip: Strip, width: int, base: Style) -> Strip:
         text = f" {self._palette.glyphs.down} {self.num_unseen_lines} new lines · End "

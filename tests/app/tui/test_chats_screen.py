@@ -324,7 +324,7 @@ async def test_every_size_shows_what_fits(size):
         assert ("PINNED" in text or "OLDER" in text) is (size[0] >= 100), (
             "the list stands beside only when there is room"
         )
-        assert ("smollm2-135m int4" in lines[0]) is (size[0] >= 60 and size[1] >= 16)
+        assert ("smollm2-135m" in lines[0]) is (size[0] >= 60 and size[1] >= 16)
         assert ("Enter send" in lines[-1]) is (size[0] >= 60 and size[1] >= 16)
 
 

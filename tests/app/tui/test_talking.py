@@ -34,9 +34,7 @@ async def test_several_chats_are_written_at_once_and_only_the_open_one_is_drawn(
         for chat_id in chats:
             service.begin_reply(chat_id)
             service.write(chat_id, f"answer of {chat_id}", tokens_per_s=10 + chats.index(chat_id))
-        await wait_for(
-            pilot, f"answer of {chats[0]}", "10 tok/s", "11 tok/s", "12 tok/s", "13 tok/s", "3 other chats busy"
-        )
+        await wait_for(pilot, f"answer of {chats[0]}", "10 tok/s", "11 tok/s", "12 tok/s", "13 tok/s", "3 more busy")
         assert f"answer of {chats[1]}" not in screen_text(pilot.app)
         await pilot.press("alt+pagedown")
         await wait_until(pilot, lambda: main_screen(pilot).session.chat_id in chats[1:], "next live chat")

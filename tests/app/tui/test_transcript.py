@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+import pytest
 from chatkv.app.tui.board import LiveReply
 from chatkv.app.tui.records import Message
 from chatkv.app.tui.render.palette import Palette
 from chatkv.app.tui.widgets.item import TranscriptItem
+from chatkv.app.tui.widgets.selection import selected
 from chatkv.app.tui.widgets.transcript import Transcript
 from pilots import wait_until
 from textual.app import App, ComposeResult
@@ -178,6 +180,16 @@ async def test_a_selection_copies_the_source_not_the_screen():
         assert whole == "• a list item that is long enough to be wrapped over two rows\n• 日本語 two"
         part, _ = transcript.get_selection(Selection(Offset(4, 3), Offset(8, 3)))
         assert part == "日本"
+
+
+@pytest.mark.parametrize("theme", ["textual-dark", "textual-light", "nord", "ansi-dark"])
+async def test_selected_text_can_be_read(theme):
+    async with showing(1) as (pilot, transcript):
+        pilot.app.theme = theme
+        await pilot.pause()
+        strip = selected(transcript.render_line(0), transcript.screen)
+        assert strip.text.strip()
+        assert all(segment.style.color != segment.style.bgcolor for segment in strip if segment.text.strip())
 
 
 async def test_an_empty_chat_draws_blank():
