@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chatkv.app.service.ownership import can_connect
 
 from .shell import Shell, serving
 
@@ -14,7 +15,10 @@ from .shell import Shell, serving
 def bare() -> Iterator[Shell]:
     """A home of its own where nothing runs."""
     home = Path(tempfile.mkdtemp(prefix="ck-"))
-    yield Shell(home)
+    shell = Shell(home)
+    yield shell
+    if can_connect(shell.paths.socket_path):  # A command of the test started one.
+        shell("stop")
     shutil.rmtree(home)
 
 
