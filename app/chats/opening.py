@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..errors import UserError
 from . import rowcheck, salvage, schema, turns
 from .database import BUSY_TIMEOUT_S, ChatDatabase
 from .errors import DamagedError, NewerStoreError, StoreBusyError, as_user_error, is_corruption, primary_code
@@ -53,7 +54,13 @@ class StoreLock:
 
 
 def open_store(path: Path, now: Callable[[], float]) -> Opened:
-    """Open, upgrade and check the file; what is damaged is salvaged."""
+    """Open, upgrade and check the file; what is damaged is salvaged.
+
+    Raises:
+        UserError: it cannot be had: in use, from a newer version, on a bad disk, or no file at all.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, where the file with the chats should be.", "Move it away.")
     salvage.finish_swap(path)
     try:
         return _bring_up(path, now)

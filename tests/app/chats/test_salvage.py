@@ -14,6 +14,7 @@ from chatkv.app.chats.errors import ChatNotFoundError
 from chatkv.app.chats.pages import PAGE_SIZE
 from chatkv.app.chats.records import ChatSettings, MessageStatus, Role
 from chatkv.app.chats.store import ChatStore
+from chatkv.app.errors import UserError
 
 from .conftest import TOKENIZER, Talk
 
@@ -344,3 +345,11 @@ def test_an_unclean_stop_without_damage_reports_none(store: ChatStore, talk: Tal
         assert again.salvage_report is None
         assert again.num_set_aside == 0
         assert Talk(again, talk.chat).texts() == ["a", "b"]
+
+
+def test_a_folder_in_the_files_place_is_said_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "chats.db"
+    (file / "something").mkdir(parents=True)
+    with pytest.raises(UserError, match="is a folder"):
+        ChatStore(file)
+    assert (file / "something").is_dir()
