@@ -134,10 +134,6 @@ class Board:
         if handler is not None:
             handler(event)
 
-    @property
-    def num_live(self) -> int:
-        return len(self.live)
-
     def _check_sequence(self, event: Mapping[str, Any]) -> None:
         seq = event.get("seq")
         if not isinstance(seq, int):

@@ -23,7 +23,6 @@ class ReplyStats:
     ttft_s: float = 0.0
     tokens_per_s: float = 0.0
     num_tokens: int = 0
-    prefill_s: float = 0.0
 
     @classmethod
     def from_json(cls, data: Json | None) -> ReplyStats | None:
@@ -35,7 +34,6 @@ class ReplyStats:
             number(data, "ttft_s"),
             number(data, "tokens_per_s"),
             integer(data, "num_tokens"),
-            number(data, "prefill_s"),
         )
 
 
@@ -88,9 +86,7 @@ class ChatSummary:
     title: str = ""
     updated_at: float = 0.0
     is_pinned: bool = False
-    is_private: bool = False
     model: str = ""
-    num_messages: int = 0
     num_tokens: int = 0
     state: str = "idle"
 
@@ -101,9 +97,7 @@ class ChatSummary:
             title=sanitize_line(string(data, "title")),
             updated_at=number(data, "updated_at"),
             is_pinned=bool(data.get("is_pinned")),
-            is_private=bool(data.get("is_private")),
             model=sanitize_line(string(data, "model")),
-            num_messages=integer(data, "num_messages"),
             num_tokens=integer(data, "num_tokens"),
             state=string(data, "state") or "idle",
         )

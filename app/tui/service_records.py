@@ -36,7 +36,6 @@ class ModelState:
 class ServiceStatus:
     model: ModelState = field(default_factory=ModelState)
     device: str = ""
-    num_running: int = 0
     num_waiting: int = 0
     batch_size: int = 0
     kv_usage: float = 0.0
@@ -46,7 +45,6 @@ class ServiceStatus:
         return cls(
             ModelState.from_json(data.get("model")),
             sanitize_line(string(data, "device")),
-            integer(data, "num_running"),
             integer(data, "num_waiting"),
             integer(data, "batch_size"),
             number(data, "kv_usage"),
@@ -59,7 +57,6 @@ class ModelOffer:
 
     name: str
     is_installed: bool = False
-    is_loaded: bool = False
     size_bytes: int = 0
     download_bytes: int = 0
     licence: str = ""
@@ -72,7 +69,6 @@ class ModelOffer:
         return cls(
             sanitize_line(string(data, "name")),
             bool(data.get("installed")),
-            bool(data.get("loaded")),
             integer(data, "size_bytes"),
             integer(data, "download_bytes"),
             sanitize_line(string(data, "licence")),

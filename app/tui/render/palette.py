@@ -24,7 +24,6 @@ class Glyphs:
     writing: str = "●"
     waiting: str = "◐"
     star: str = "★"
-    failed: str = "✗"
     gauge_full: str = "▓"
     gauge_empty: str = "░"
     down: str = "▼"
@@ -48,7 +47,6 @@ ASCII_GLYPHS = Glyphs(
     writing="*",
     waiting="~",
     star="#",
-    failed="x",
     gauge_full="#",
     gauge_empty=".",
     down="v",

@@ -6,8 +6,6 @@ write the clipboard or move the cursor. Every string that comes from outside pas
 
 from __future__ import annotations
 
-TAB_STOP = 4
-
 _DROPPED_BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _LINE_SEPARATORS = (0x2028, 0x2029)
 _ESCAPE = 0x1B

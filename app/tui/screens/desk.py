@@ -19,6 +19,8 @@ from ..widgets.transcript import Transcript
 
 LOST_TEXT = "The service does not answer. Nothing you typed is lost; try again when it is back."
 
+ERROR_STAYS_S = 3.0
+
 
 class Desk(Screen[None]):
     def __init__(self, session: Session, palette: Palette, state_dir: Path | None):
@@ -45,12 +47,12 @@ class Desk(Screen[None]):
         return self.query_one(ChatList)
 
     def say(self, text: str, *, tone: str = "information", title: str = "", timeout: float = 5) -> None:
-        """A toast, in place of the one before unless that is an error; the text is never read as markup."""
+        """A toast, in place of the one before unless that is a fresh error; the text is never read as markup."""
         now = time.monotonic()
         if now > self._error_until:
             self.app.clear_notifications()
         if tone == "error":
-            self._error_until = now + timeout
+            self._error_until = now + ERROR_STAYS_S
         severity = {"warning": "warning", "error": "error"}.get(tone, "information")
         self.notify(text, title=title, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 

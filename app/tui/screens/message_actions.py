@@ -15,6 +15,8 @@ from ..render.palette import Palette
 from ..render.stream import MarkdownStream
 from .sheets import Sheets
 
+EXPORT_NAME = "chat.md"
+
 
 class MessageActions(Sheets):
     editing: Message | None = None
@@ -89,7 +91,7 @@ class MessageActions(Sheets):
             return
         self._code_position += 1
         index = -1 - (self._code_position - 1) % len(blocks)
-        self.copy(blocks[index], f"code block {len(blocks) + index + 1} of {len(blocks)}")
+        self.copy(blocks[index], f"code block ({len(blocks) + index + 1} of {len(blocks)})")
 
     def action_copy_to(self, argument: str = "") -> None:
         reply = self.session.thread.last_reply
@@ -104,7 +106,7 @@ class MessageActions(Sheets):
         if self.session.chat_id is None:
             self.say("This chat is empty.")
         else:
-            self.do(self._export(self.session.chat_id, Path(argument or "chat.md")))
+            self.do(self._export(self.session.chat_id, Path(argument or EXPORT_NAME)))
 
     def copy(self, text: str, what: str) -> None:
         file = self.state_dir / "clipboard.txt" if self.state_dir else None
@@ -150,6 +152,8 @@ class MessageActions(Sheets):
         self.say("Forked: this is the new chat.")
 
     async def _export(self, chat_id: str, file: Path) -> None:
+        if file.expanduser().is_dir():
+            file /= EXPORT_NAME
         text = await self.session.service.export_chat(chat_id, "json" if file.suffix == ".json" else "markdown")
         self.write_file(file, text)
 

@@ -225,10 +225,6 @@ class FakeService:
         self._call("list_models")
         return [dict(model) for model in self.models]
 
-    async def list_jobs(self) -> list[dict[str, Any]]:
-        self._call("list_jobs")
-        return []
-
     async def pull_model(self, name: str) -> dict[str, Any]:
         self._call("pull_model", name)
         return {"id": "job-1", "name": name, "stage": "resolve", "state": "running"}
