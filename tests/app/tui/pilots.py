@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -10,9 +11,11 @@ from pathlib import Path
 from chatkv.app.tui.app import ChatApp
 from chatkv.app.tui.screens.main import MainScreen
 from fake_service import FakeService
+from textual import events
 from textual.pilot import Pilot
 
 DEADLINE_S = 20.0
+POLL_S = 0.005
 
 
 def screen_text(app: ChatApp) -> str:
@@ -25,7 +28,7 @@ async def wait_until(pilot: Pilot[int], condition: Callable[[], object], what: s
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}\n{screen_text(pilot.app)}"
-        await pilot.pause(0.01)
+        await asyncio.sleep(POLL_S)
 
 
 async def wait_for(pilot: Pilot[int], *texts: str) -> None:
@@ -49,8 +52,18 @@ async def open_chat(pilot: Pilot[int], chat_id: str) -> None:
     await pilot.pause()
 
 
+def burst(pilot: Pilot[int], *keys: str) -> None:
+    """Keys that arrive in one read, before any of them was handled."""
+    for key in keys:
+        pilot.app.post_message(events.Key(key, key if len(key) == 1 else None))
+
+
 async def type_text(pilot: Pilot[int], text: str) -> None:
-    await pilot.press(*("space" if character == " " else character for character in text))
+    """Until the widget in focus has taken every key; `Pilot.press` would pause after each."""
+    app, is_taken = pilot.app, asyncio.Event()
+    burst(pilot, *text)
+    app.call_later(lambda: (app.focused or app.screen).call_later(is_taken.set))
+    await asyncio.wait_for(is_taken.wait(), DEADLINE_S)
 
 
 @asynccontextmanager

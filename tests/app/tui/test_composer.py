@@ -7,7 +7,7 @@ from chatkv.app.tui.commands import COMMANDS, complete, matching, parse
 from chatkv.app.tui.screens.main import MainScreen
 from chatkv.app.tui.widgets.composer import NEWLINE_KEYS
 from fake_service import FakeService
-from pilots import main_screen, open_chat, running, type_text, wait_for, wait_until
+from pilots import burst, main_screen, open_chat, running, type_text, wait_for, wait_until
 from textual import events
 from textual._xterm_parser import XTermParser
 
@@ -130,12 +130,6 @@ async def test_a_command_comes_back_with_up_in_every_chat():
         assert main_screen(pilot).composer.text == "/copy > a b"
         await pilot.press("up")
         assert main_screen(pilot).composer.text == "first"
-
-
-def burst(pilot, *keys: str) -> None:
-    """Keys that arrive in one read, before any of them was handled."""
-    for key in keys:
-        pilot.app.post_message(events.Key(key, key if len(key) == 1 else None))
 
 
 async def test_keys_of_one_burst_act_in_order():
