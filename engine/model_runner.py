@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
-from chatkv.kernels.reference_attention import SequenceSpan
 from torch import Tensor
+
+from chatkv.kernels.reference_attention import SequenceSpan
 
 from .batch import Batch, BatchResult, SampleSpec, ScheduledSequence, SequenceResult
 from .config import BLOCK_SIZE

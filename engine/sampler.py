@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
-from chatkv.kernels.sampling_reference import noise
 from numpy.typing import NDArray
 from torch import Tensor
+
+from chatkv.kernels.sampling_reference import noise
 
 from .batch import SampleSpec
 from .request import SamplingParams, TokenLogprob

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
 

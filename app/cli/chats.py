@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from chatkv.app.errors import UserError
 
 from .output import human_age, print_table, say, show

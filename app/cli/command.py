@@ -7,6 +7,7 @@ import sys
 from typing import Annotated
 
 import typer
+
 from chatkv.app.errors import UserError
 
 from . import ask, chats, models, service

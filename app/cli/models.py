@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
 
@@ -41,9 +42,10 @@ async def pull_with_display(client: Client, model: str, name: str | None = None)
 
     Returns the job as it ended.
     """
+    from rich.console import Console
+
     from chatkv.app.hub.progress import show_progress
     from chatkv.app.hub.reports import PullProgress
-    from rich.console import Console
 
     job, message = await client.pull_model(model, name), ""
     with show_progress(Console(stderr=True)) as draw:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
 from chatkv.app.paths import Paths

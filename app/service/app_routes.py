@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from chatkv.app.hub.catalogue import catalogue
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
+
+from chatkv.app.hub.catalogue import catalogue
 
 from .bodies import read_model
 from .cache_view import cache_report

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from chatkv.app.chats.errors import ChatNotFoundError, ChatStateError, StoreFullError
-from chatkv.app.errors import UserError
-from chatkv.engine.errors import EngineError
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from chatkv.app.chats.errors import ChatNotFoundError, ChatStateError, StoreFullError
+from chatkv.app.errors import UserError
+from chatkv.engine.errors import EngineError
 
 from .app_routes import AppRoutes
 from .bodies import validation_error

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from chatkv.app.chats.database import clean_text
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
+
+from chatkv.app.chats.database import clean_text
 
 from .access import MAX_BODY_BYTES, too_large
 from .errors import ApiError, invalid_value

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from chatkv.app.chats.records import Chat, ChatSettings, ChatSummary
-from chatkv.app.chats.store import ChatStore
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import PlainTextResponse, Response
+
+from chatkv.app.chats.records import Chat, ChatSettings, ChatSummary
+from chatkv.app.chats.store import ChatStore
 
 from .bodies import read_model
 from .chat_prompt import chat_sampling

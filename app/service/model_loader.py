@@ -42,6 +42,7 @@ def load_model(
         EngineError: the model's files are damaged or hold what chatkv cannot run.
     """
     import torch
+
     from chatkv.engine.block_hash import BlockHasher, CacheFingerprint
     from chatkv.engine.config import EngineConfig
     from chatkv.engine.engine import Engine

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from chatkv.app.chats.database import clean_text
 from starlette.responses import Response
+
+from chatkv.app.chats.database import clean_text
 
 from .errors import ApiError
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from chatkv.app.errors import UserError
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from chatkv.app.errors import UserError
 
 from .access import Gate, TcpPolicy
 from .application import create_app

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from chatkv.kernels.backend import Backend, PreparedLinear
 from chatkv.kernels.reference_attention import SequenceSpan
 from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight
-from torch import Tensor
 
 from ..config import BLOCK_SIZE
 from ..kv_layout import KVLayout

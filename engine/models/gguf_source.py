@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, select_rows
 from gguf import GGUFReader, ReaderTensor
 from torch import Tensor
+
+from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, select_rows
 
 from ..errors import BrokenModelError, UnsupportedModelError
 from ..quant.formats import PackedTensor, is_finite, shape_of

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from chatkv.kernels.weights import FpWeight
 from safetensors import safe_open
+
+from chatkv.kernels.weights import FpWeight
 
 from ..errors import BrokenModelError, UnsupportedModelError
 from ..quant.formats import PackedTensor, is_finite

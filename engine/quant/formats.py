@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import torch
-from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight
 from torch import Tensor
+
+from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight
 
 from ..errors import BrokenModelError
 

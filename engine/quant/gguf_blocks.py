@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight
 from torch import Tensor
+
+from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight
 
 from ..errors import BrokenModelError
 from .formats import PackedTensor

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.client import Client, RefusedError, ServiceLostError, ensure_running
 from chatkv.app.client.sse import read_events
 from chatkv.app.errors import UserError

@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from chatkv.app import paths as paths_module
 from chatkv.app.errors import UserError
 from chatkv.app.paths import MAX_SOCKET_PATH_BYTES, Paths, make_private_dir

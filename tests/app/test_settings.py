@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.errors import UserError
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings, load_settings

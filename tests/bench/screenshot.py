@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from textual.pilot import Pilot
+
 from chatkv.app.client import Client
 from chatkv.app.paths import Paths
 from chatkv.app.tui.app import ChatApp
-from textual.pilot import Pilot
-
 from tests.running_service import ROOT, RunningService
 
 SIZE = (120, 36)

@@ -21,7 +21,6 @@ from chatkv.app.chats.records import MessageStatus
 from chatkv.app.chats.store import ChatStore
 from chatkv.app.client import Client
 from chatkv.app.paths import Paths
-
 from tests.running_service import RunningService
 
 from .report import Report, median, percentile

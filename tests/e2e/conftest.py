@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.hub.pull import pull
 from chatkv.app.paths import Paths
-
 from tests.running_service import MODEL, RunningService
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.client import Client
 from chatkv.app.paths import Paths
-
 from tests.running_service import MODEL
 
 from .conftest import Run

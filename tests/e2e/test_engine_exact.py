@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
 from chatkv.engine.block_hash import BlockHasher, CacheFingerprint
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
@@ -15,7 +16,6 @@ from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.models.native import load_model
 from chatkv.engine.request import GenerationRequest, SamplingParams
 from chatkv.engine.sampler import Sampler
-
 from tests.running_service import MODEL
 
 Answers = dict[tuple[str, int], list[int]]

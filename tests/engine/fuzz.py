@@ -6,12 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
+from integer_runner import EOS_ID, VOCAB_SIZE, IntegerRunner, naive_answer, new_hasher
+
 from chatkv.engine.block_hash import BlockHasher
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
 from chatkv.engine.errors import QueueFullError
 from chatkv.engine.request import FinishReason, GenerationRequest, Priority, RequestOutput, SamplingParams
-from integer_runner import EOS_ID, VOCAB_SIZE, IntegerRunner, naive_answer, new_hasher
 
 MAX_CONTEXT_TOKENS = 160
 

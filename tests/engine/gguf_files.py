@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from chatkv.engine.models.gguf_config import PERMUTED, gguf_name
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from torch import Tensor
+
+from chatkv.engine.models.gguf_config import PERMUTED, gguf_name
 
 
 def pairs_from_halves(tensor: Tensor, num_heads: int) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from integer_runner import EOS_ID, IntegerRunner, naive_answer, new_hasher
+
 from chatkv.engine.batch import Batch, BatchResult
 from chatkv.engine.block_hash import BlockHasher
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
 from chatkv.engine.output_processor import TextStreamFactory
 from chatkv.engine.request import FinishReason, GenerationRequest, Priority, RequestOutput, SamplingParams
-from integer_runner import EOS_ID, IntegerRunner, naive_answer, new_hasher
 
 GREEDY_10 = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from tiny import logits_of, sequence
+
 from chatkv.engine.batch import Batch
 from chatkv.engine.model_runner import ModelRunner
-from tiny import logits_of, sequence
 
 
 def check_invariance(runner: ModelRunner, ids: list[int]) -> None:

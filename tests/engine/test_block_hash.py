@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from chatkv.engine.block_hash import (
     BlockHasher,
     CacheFingerprint,
@@ -12,8 +15,6 @@ from chatkv.engine.block_hash import (
     encode_extra,
     salt_extra,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 FACTS = {"format": 1, "model": {"layers": 30, "rope_theta": 10000.0, "name": "μ"}, "formats": ["int4", "fp32"]}
 GOLDEN = {

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from chatkv.engine.block_pool import Block, BlockPool, FreeBlockQueue
-from chatkv.engine.block_tree import BlockNode, BlockTree
 from hypothesis import given
 from hypothesis import strategies as st
+
+from chatkv.engine.block_pool import Block, BlockPool, FreeBlockQueue
+from chatkv.engine.block_tree import BlockNode, BlockTree
 
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "prepend", "pop", "remove"]), st.integers(0, 7)), max_size=80))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from chatkv.engine.block_tree import BlockNode, BlockTree
 
 IDS = tuple(range(16))

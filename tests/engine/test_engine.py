@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from harness import GREEDY_10, Harness, prompt
+from integer_runner import EOS_ID
+
 from chatkv.engine.batch import Batch, BatchResult, SequenceResult
 from chatkv.engine.errors import InvalidRequestError
 from chatkv.engine.request import FinishReason, Priority, RequestStatus, SamplingParams, TokenLogprob
-from harness import GREEDY_10, Harness, prompt
-from integer_runner import EOS_ID
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 

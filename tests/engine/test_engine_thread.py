@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from harness import prompt
+from integer_runner import EOS_ID, IntegerRunner, naive_answer, new_hasher
+
 from chatkv.engine.batch import Batch, BatchResult
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
 from chatkv.engine.engine_thread import EngineThread
 from chatkv.engine.errors import EngineClosedError, InvalidRequestError, PromptTooLongError, QueueFullError
 from chatkv.engine.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams
-from harness import prompt
-from integer_runner import EOS_ID, IntegerRunner, naive_answer, new_hasher
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from fuzz import Fuzz
+
 from chatkv.engine.block_hash import BlockHasher, CacheFingerprint
 from chatkv.engine.block_pool import BlockPool
 from chatkv.engine.block_tree import BlockTree
@@ -13,7 +15,6 @@ from chatkv.engine.config import BLOCK_SIZE
 from chatkv.engine.engine import Engine
 from chatkv.engine.kv_cache import KVCacheManager
 from chatkv.engine.scheduler import Scheduler
-from fuzz import Fuzz
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from harness import GREEDY_10, Harness, prompt
+
 from chatkv.engine.batch import NO_SLOT
 from chatkv.engine.block_hash import BlockHasher, CacheFingerprint
 from chatkv.engine.block_pool import BlockPool
 from chatkv.engine.request import Priority, SamplingParams
-from harness import GREEDY_10, Harness, prompt
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 

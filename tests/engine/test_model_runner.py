@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
+
 from chatkv.engine.batch import Batch
 from chatkv.engine.model_runner import NOT_FINITE, ModelRunner
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.models.decoder import Decoder
-from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 POISONED_ID = 7

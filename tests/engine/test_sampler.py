@@ -9,14 +9,15 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from chatkv.engine.batch import SampleSpec
-from chatkv.engine.request import SamplingParams
-from chatkv.engine.sampler import Sampler
-from chatkv.kernels import sampling_reference as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
+
+from chatkv.engine.batch import SampleSpec
+from chatkv.engine.request import SamplingParams
+from chatkv.engine.sampler import Sampler
+from chatkv.kernels import sampling_reference as reference
 
 VOCAB = 50
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from harness import GREEDY_10, Harness, prompt
+
 from chatkv.engine.budget import TokenBudget
 from chatkv.engine.errors import PromptTooLongError, QueueFullError
 from chatkv.engine.request import Priority, RequestStatus, SamplingParams
-from harness import GREEDY_10, Harness, prompt
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from chatkv.engine.batch import NO_SLOT, Batch, SampleSpec, ScheduledSequence
 from chatkv.engine.config import BLOCK_SIZE
 from chatkv.engine.model_runner import ModelRunner
@@ -16,7 +18,6 @@ from chatkv.engine.quant.formats import PackedTensor
 from chatkv.engine.request import SamplingParams, TokenLogprob
 from chatkv.kernels import backend_for
 from chatkv.kernels.weights import FpWeight
-from torch import Tensor
 
 BASE: dict[str, Any] = {
     "vocab_size": 211,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from chatkv.engine.kv_layout import KVLayout
 from chatkv.kernels import OPERATIONS, backend_for, reference, reference_attention
 from chatkv.kernels.cpu import CpuBackend
 from chatkv.kernels.reference_attention import SequenceSpan
 from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight, select_rows
-from torch import Tensor
 
 NUM_KV_HEADS, GROUP, HEAD_DIM, NUM_LAYERS, NUM_BLOCKS = 2, 3, 16, 2, 90
 

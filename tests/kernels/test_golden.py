@@ -6,6 +6,7 @@ A change here means that stored blocks no longer hold what they held: raise NUME
 from __future__ import annotations
 
 import torch
+
 from chatkv.engine.models.decoder import NUMERICS_EPOCH
 from chatkv.kernels import reference
 from chatkv.kernels.cpu.tiles import KEY_TILE, TileProducts, combine

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from chatkv.kernels.cpu.invariance import row_multiple, smallest_safe
 from torch import Tensor
+
+from chatkv.kernels.cpu.invariance import row_multiple, smallest_safe
 
 
 def differs_at(*counts: int) -> object:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.chats.records import Chat, Message, MessageStatus, ReplyStats
 from chatkv.app.chats.store import ChatStore
 

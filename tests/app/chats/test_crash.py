@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.chats.errors import StoreBusyError
 from chatkv.app.chats.records import MessageStatus
 from chatkv.app.chats.store import ChatStore

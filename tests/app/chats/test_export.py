@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from chatkv.app.chats import chats, export, importing, schema
 from chatkv.app.chats.database import ChatDatabase
 from chatkv.app.chats.errors import ImportRefusedError
 from chatkv.app.chats.records import ChatSettings, MessageStatus, ReplyStats
 from chatkv.app.chats.store import ChatStore
-from hypothesis import given
-from hypothesis import strategies as st
 
 from .conftest import TOKENIZER, Talk
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.chats.errors import StoreFullError
 from chatkv.app.chats.records import MessageStatus
 from chatkv.app.chats.store import ChatStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.chats.errors import ChatNotFoundError
 from chatkv.app.chats.store import ChatStore
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.chats import salvage
 from chatkv.app.chats.errors import ChatNotFoundError
 from chatkv.app.chats.pages import PAGE_SIZE

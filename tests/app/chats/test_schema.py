@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.chats import salvage, schema
 from chatkv.app.chats.database import ChatDatabase
 from chatkv.app.chats.errors import NewerStoreError

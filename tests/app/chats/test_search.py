@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from chatkv.app.chats import schema, search
 from chatkv.app.chats.database import ChatDatabase
 from chatkv.app.chats.records import SearchHit
 from chatkv.app.chats.store import ChatStore
-from hypothesis import given
-from hypothesis import strategies as st
 
 from .conftest import Talk
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from chatkv.app.chats.errors import ChatNotFoundError
 from chatkv.app.chats.store import ChatStore
 

@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+
 from chatkv.app.chats.errors import ChatStateError
 from chatkv.app.chats.store import ChatStore
 

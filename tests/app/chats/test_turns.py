@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
+
 from chatkv.app.chats import turns
 from chatkv.app.chats.errors import ChatNotFoundError, ChatStateError
 from chatkv.app.chats.records import ChatSettings, MessageStatus, ReplyStats, Role

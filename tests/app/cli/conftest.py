@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.service.ownership import can_connect
 
 from .shell import Shell, serving

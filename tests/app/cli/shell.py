@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from chatkv.app.paths import Paths
 from chatkv.app.service.ownership import can_connect
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from chatkv.app.cli.ask import proof_line
 
 from .shell import Shell, serving

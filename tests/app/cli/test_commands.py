@@ -6,12 +6,12 @@ import socket
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.cli import models, service
 from chatkv.app.cli.output import human_age
 from chatkv.app.client import Client
 from chatkv.app.errors import UserError
 from chatkv.app.paths import Paths
-
 from tests.app.hub.hub_server import FakeHub
 
 from .shell import Shell, serving

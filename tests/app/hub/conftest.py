@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from chatkv.app.paths import Paths
 
+from chatkv.app.paths import Paths
 from tests.app.hub.makers import PullLog, use_fake_importer, write_gguf
 
 

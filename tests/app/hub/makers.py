@@ -14,6 +14,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.hub.pull import pull
 from chatkv.app.hub.reports import PullProgress

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub.catalogue import catalogue, find_entry
 from chatkv.app.hub.specs import FileSpec, HubSpec, WheelSpec, parse_source
 from chatkv.app.settings import DEFAULT_MODEL
-
 from tests.app.hub.makers import sha256
 
 

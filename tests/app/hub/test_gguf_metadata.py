@@ -4,10 +4,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from chatkv.app.errors import UserError
-from chatkv.app.hub.gguf_metadata import read_metadata
 from gguf import GGUFReader
 
+from chatkv.app.errors import UserError
+from chatkv.app.hub.gguf_metadata import read_metadata
 from tests.app.hub.makers import write_gguf
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub.gguf_metadata import read_metadata
 from chatkv.app.hub.gguf_tokenizer import GgufTokenizer, convert_tokenizer
 from chatkv.app.hub.pre_tokenizers import PRE_TOKENIZERS
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from tests.app.hub.makers import TINY_TOKENS, TINY_TYPES, write_gguf
 
 CORPUS = [

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub import hub_stream, sources
 from chatkv.app.hub import pull as pull_module
 from chatkv.app.hub.pull import PullPlan
 from chatkv.app.hub.reports import PullCancelled
 from chatkv.app.hub.specs import FileSpec, parse_source
-from huggingface_hub import constants
-
 from tests.app.hub.hub_server import COMMIT, FakeHub
 from tests.app.hub.makers import PullLog, sha256
 

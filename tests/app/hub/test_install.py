@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.hub.install import sweep_leftovers, try_lock
 from chatkv.app.hub.installed import list_installed
 from chatkv.app.paths import Paths
-
 from tests.app.hub.makers import PullLog, write_gguf
 
 KILLED_PULL = """

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub.installed import MANIFEST, get_installed, list_installed, remove
 from chatkv.app.paths import Paths
-
 from tests.app.hub.makers import PullLog
 
 

@@ -4,12 +4,12 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub.installed import InstalledModel, get_installed
 from chatkv.app.hub.jobs import Job, JobRunner, JobSnapshot
 from chatkv.app.hub.reports import IsCancelled, OnProgress, PullCancelled, PullProgress
 from chatkv.app.paths import Paths
-
 from tests.app.hub.makers import PullLog
 
 WAIT_S = 20

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chatkv.app.errors import UserError
-from chatkv.app.hub.native_text import write_native_text
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from chatkv.app.errors import UserError
+from chatkv.app.hub.native_text import write_native_text
 from tests.app.hub.makers import TEMPLATE, TINY_TOKENS, write_gguf
 
 TEXTS = ["Hello, world!", " two  blanks", "日本語 😀", "a\n\tb"]

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import io
 
+from rich.console import Console
+
 from chatkv.app.hub.progress import show_progress
 from chatkv.app.hub.reports import PullProgress
-from rich.console import Console
 
 REPORTS = [
     PullProgress("resolve", 0, 1000, "hf:a/b/c"),

@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub import pull as pull_module
 from chatkv.app.hub.installed import get_installed, list_installed, remove
 from chatkv.app.hub.pull import PullPlan, plan_pull
 from chatkv.app.hub.reports import PullCancelled
 from chatkv.app.hub.specs import FileSpec
-
 from tests.app.hub.makers import TINY_TOKENS, PullLog, sha256, write_gguf
 
 

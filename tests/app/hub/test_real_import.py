@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub.install import sha256_of
 from chatkv.app.hub.pull import pull
 from chatkv.app.paths import Paths
 from chatkv.app.settings import DEFAULT_MODEL
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
 from tests.app.hub.makers import TEMPLATE, write_gguf
 
 CONFIG = {

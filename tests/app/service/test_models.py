@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.client import RefusedError
 from chatkv.app.service.ownership import can_connect
 from chatkv.engine.errors import BrokenModelError

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from chatkv.app.errors import UserError
 from chatkv.app.service.keys import read_or_make_api_key, read_or_make_store_key
 from chatkv.app.service.ownership import ServiceLock, bind_tcp, bind_unix, can_connect, peer_uid, unlink_socket

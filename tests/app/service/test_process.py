@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+
 from chatkv.app.client import Client, RefusedError, ServiceLostError, ensure_running
 from chatkv.app.errors import UserError
 from chatkv.app.paths import Paths

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from chatkv.app.client import Client
 from chatkv.app.hub.pull import pull
 from chatkv.app.paths import Paths

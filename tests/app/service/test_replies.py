@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from chatkv.app.chats.errors import StoreFullError
 from chatkv.app.chats.records import MessageStatus
 from chatkv.app.chats.store import ChatStore

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from chatkv.engine.models.config import ModelConfig
 from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
+
+from chatkv.engine.models.config import ModelConfig
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from invariance_checks import check_invariance
+from tiny import logits_of, random_ids, runner_of, sequence
+from tokenizers import Tokenizer
+
 from chatkv.engine.batch import Batch
 from chatkv.engine.model_runner import ModelRunner
 from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.models.native import load_model, write_weights
 from chatkv.engine.models.source import open_source
 from chatkv.kernels.reference import dequantise
-from invariance_checks import check_invariance
-from tiny import logits_of, random_ids, runner_of, sequence
-from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.slow
 

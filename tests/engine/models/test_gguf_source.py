@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chatkv.engine.errors import BrokenModelError, UnsupportedModelError
-from chatkv.engine.models.config import ModelConfig
-from chatkv.engine.models.rope import RopeConfig
-from chatkv.engine.models.source import open_source
-from chatkv.kernels.reference import dequantise
 from gguf import GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from gguf_files import dequantised, write_gguf
 from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
 from torch import Tensor
+
+from chatkv.engine.errors import BrokenModelError, UnsupportedModelError
+from chatkv.engine.models.config import ModelConfig
+from chatkv.engine.models.rope import RopeConfig
+from chatkv.engine.models.source import open_source
+from chatkv.kernels.reference import dequantise
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 ARCHITECTURES: dict[str, dict[str, Any]] = {

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf_files import write_gguf
+from safetensors import safe_open
+from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
+
 from chatkv.engine.errors import BrokenModelError
 from chatkv.engine.models import native
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.models.native import WeightsInfo, content_hash, load_model, write_weights
 from chatkv.engine.models.source import open_source
 from chatkv.kernels.reference import dequantise
-from gguf_files import write_gguf
-from safetensors import safe_open
-from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 

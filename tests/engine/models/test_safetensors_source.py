@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from tiny import BASE, random_tensors
+
 from chatkv.engine.errors import BrokenModelError, UnsupportedModelError
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.models.source import open_source
 from chatkv.kernels.reference import dequantise
-from safetensors.torch import save_file
-from tiny import BASE, random_tensors
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
 from chatkv.app.hub.gguf_metadata import read_metadata
 from chatkv.app.hub.gguf_tokenizer import convert_tokenizer
 from chatkv.engine.text.tokenizer import Tokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 SPECIAL = (
     "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>",

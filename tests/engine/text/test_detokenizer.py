@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from chatkv.engine.text.detokenizer import TextStream, answer_ids
 from chatkv.engine.text.stop_strings import StopMatcher
 from chatkv.engine.text.tokenizer import Tokenizer
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

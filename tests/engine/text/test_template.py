@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from chatkv.engine.errors import InvalidRequestError, TemplateError
 from chatkv.engine.text import sandbox
 from chatkv.engine.text.messages import ChatMessage, decoded_arguments

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from chatkv.engine.errors import BrokenModelError, UnsupportedModelError
 from chatkv.engine.text.tokenizer import Tokenizer
 from chatkv.engine.text.word_trie import any_of
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 PIECES = (
     "hello", " world", "\n", "  ", "\t", "▁", "é", "e\u0301", "日本", "😀", "👩‍👩‍👧", "\u200d", "12345", "don't",

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
 from chatkv.engine.errors import InvalidRequestError, TemplateError
 from chatkv.engine.text import run_memory
 from chatkv.engine.text.answer_match import match_answer
@@ -17,8 +20,6 @@ from chatkv.engine.text.run_memory import RunMemory
 from chatkv.engine.text.template import ChatTemplate
 from chatkv.engine.text.tokenizer import Tokenizer
 from chatkv.engine.text.transcript import Transcript
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 
 from . import chat_templates as templates
 from .conftest import KINDS, SPECIAL, VISIBLE
