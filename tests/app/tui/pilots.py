@@ -8,11 +8,14 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from chatkv.app.tui.app import ChatApp
-from chatkv.app.tui.screens.main import MainScreen
 from fake_service import FakeService
 from textual import events
+from textual.keys import _character_to_key
+from textual.message_pump import MessagePump
 from textual.pilot import Pilot
+
+from chatkv.app.tui.app import ChatApp
+from chatkv.app.tui.screens.main import MainScreen
 
 DEADLINE_S = 20.0
 POLL_S = 0.005
@@ -55,15 +58,35 @@ async def open_chat(pilot: Pilot[int], chat_id: str) -> None:
 def burst(pilot: Pilot[int], *keys: str) -> None:
     """Keys that arrive in one read, before any of them was handled."""
     for key in keys:
-        pilot.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        is_character = len(key) == 1
+        pilot.app.post_message(
+            events.Key(_character_to_key(key) if is_character else key, key if is_character else None)
+        )
 
 
 async def type_text(pilot: Pilot[int], text: str) -> None:
-    """Until the widget in focus has taken every key; `Pilot.press` would pause after each."""
-    app, is_taken = pilot.app, asyncio.Event()
     burst(pilot, *text)
-    app.call_later(lambda: (app.focused or app.screen).call_later(is_taken.set))
-    await asyncio.wait_for(is_taken.wait(), DEADLINE_S)
+    await _all_taken(pilot.app)
+
+
+async def press(pilot: Pilot[int], *keys: str) -> None:
+    """Each key when the one before has been handled. `Pilot.press` would pause for a tenth of a second after each."""
+    for key in keys:
+        burst(pilot, key)
+        await _all_taken(pilot.app)
+
+
+async def _all_taken(app: ChatApp) -> None:
+    """Until every widget on the way of a key, from the app to the focus and back, has emptied its queue."""
+    await _empty(app)
+    for widget in (app.focused or app.screen).ancestors_with_self:
+        await _empty(widget)
+
+
+async def _empty(pump: MessagePump) -> None:
+    is_reached = asyncio.Event()
+    if pump.call_later(is_reached.set):
+        await asyncio.wait_for(is_reached.wait(), DEADLINE_S)
 
 
 @asynccontextmanager

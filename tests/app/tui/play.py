@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from fake_service import FakeService
+
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings
 from chatkv.app.tui.run import run
-from fake_service import FakeService
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from chatkv.app.tui.board import Board, MessageAdded, ReplyDone, TextAdded
 from chatkv.app.tui.records import ChatSummary
 

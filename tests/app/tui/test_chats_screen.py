@@ -6,7 +6,7 @@ import time
 
 import pytest
 from fake_service import NO_MODEL, READY, FakeService, refused
-from pilots import main_screen, open_chat, running, screen_text, type_text, wait_for, wait_gone, wait_until
+from pilots import main_screen, open_chat, press, running, screen_text, type_text, wait_for, wait_gone, wait_until
 
 
 async def test_chats_are_listed_and_opened_with_the_keyboard():
@@ -15,7 +15,7 @@ async def test_chats_are_listed_and_opened_with_the_keyboard():
     service.add_chat("Porto", ("user", "where"), updated_at=time.time() - 20)
     async with running(service) as pilot:
         await wait_for(pilot, "TODAY", "Rust borrow checker", "Porto")
-        await pilot.press("ctrl+o", "down", "enter")
+        await press(pilot, "ctrl+o", "down", "enter")
         await wait_for(pilot, "where")
         assert main_screen(pilot).composer.has_focus
 
@@ -27,11 +27,11 @@ async def test_search_looks_in_titles_at_once_and_in_messages_through_the_servic
     message_id = service.messages[chat_id][0]["id"]
     service.hits = [{"chat_id": chat_id, "title": "Porto", "message_id": message_id, "snippet": "…the bridge…"}]
     async with running(service) as pilot:
-        await pilot.press("ctrl+o", "/")
+        await press(pilot, "ctrl+o", "/")
         await type_text(pilot, "bridge")
         await wait_for(pilot, "IN MESSAGES", "…the bridge…")
         assert "Rust" not in screen_text(pilot.app)
-        await pilot.press("enter", "enter")
+        await press(pilot, "enter", "enter")
         await wait_until(pilot, lambda: main_screen(pilot).transcript.cursor == 0, "found message marked")
 
 
@@ -40,10 +40,10 @@ async def test_delete_is_undone():
     chat_id = service.add_chat("Porto", ("user", "where"))
     async with running(service) as pilot:
         await open_chat(pilot, chat_id)
-        await pilot.press("ctrl+o", "d")
+        await press(pilot, "ctrl+o", "d")
         await wait_for(pilot, "Deleted “Porto”")
         await wait_until(pilot, lambda: main_screen(pilot).session.chat_id is None, "closed")
-        await pilot.press("u")
+        await press(pilot, "u")
         await wait_until(pilot, lambda: main_screen(pilot).session.chat_id == chat_id, "back")
         assert service.called("restore_chat") == [("restore_chat", chat_id)]
 
@@ -53,11 +53,11 @@ async def test_deleting_goes_on_with_the_chat_below_and_never_with_one_that_is_n
     first, second, third = (service.add_chat(f"chat {n}", ("user", "q"), updated_at=100.0 - n) for n in range(3))
     async with running(service) as pilot:
         await open_chat(pilot, first)
-        await pilot.press("ctrl+o", "down", "d")
+        await press(pilot, "ctrl+o", "down", "d")
         await wait_until(pilot, lambda: second in service.trash, "deleted")
-        await pilot.press("d")
+        await press(pilot, "d")
         await wait_until(pilot, lambda: third in service.trash, "the one below")
-        await pilot.press("u")
+        await press(pilot, "u")
         await wait_until(pilot, lambda: third in service.chats, "back")
         assert main_screen(pilot).chat_list.has_focus
         assert main_screen(pilot).chosen_chat.id == third
@@ -78,11 +78,11 @@ async def test_rename_and_pin():
     chat_id = service.add_chat("Porto")
     async with running(service) as pilot:
         await open_chat(pilot, chat_id)
-        await pilot.press("ctrl+o", "p")
+        await press(pilot, "ctrl+o", "p")
         await wait_for(pilot, "PINNED")
-        await pilot.press("r")
+        await press(pilot, "r")
         await wait_for(pilot, "Rename the chat")
-        await pilot.press("!", "enter")
+        await press(pilot, "!", "enter")
         await wait_until(pilot, lambda: service.chats[chat_id]["title"] != "Porto", "renamed")
         await type_slash(pilot, "/rename Lisbon and back")
         await wait_until(pilot, lambda: service.chats[chat_id]["title"] == "Lisbon and back", "renamed by command")
@@ -91,7 +91,7 @@ async def test_rename_and_pin():
 async def type_slash(pilot, text: str) -> None:
     main_screen(pilot).composer.focus()
     await type_text(pilot, text)
-    await pilot.press("enter")
+    await press(pilot, "enter")
 
 
 async def test_a_draft_is_saved_with_its_chat_and_comes_back():
@@ -115,7 +115,7 @@ async def test_a_draft_in_a_new_chat_makes_the_chat():
         await type_text(pilot, "first thought")
         await wait_until(pilot, lambda: any(c["draft"] for c in service.chats.values() if "draft" in c), "saved")
         await wait_for(pilot, "New chat", "draft saved")
-        await pilot.press("!", "enter")
+        await press(pilot, "!", "enter")
         await wait_until(pilot, lambda: service.called("send_turn"), "sent")
         assert len(service.chats) == 1
 
@@ -125,7 +125,7 @@ async def test_without_a_model_one_enter_downloads_loads_and_sends():
     async with running(service) as pilot:
         await wait_for(pilot, "No model is here yet.", "smollm2-135m · 101 MB · Apache-2.0", "no model · F3")
         await type_text(pilot, "my first words")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "my first words", "not sent yet · Up takes it back", "Preparing smollm2-135m")
         job = {
             "id": "job-1",
@@ -151,10 +151,10 @@ async def test_without_a_model_one_enter_in_an_empty_composer_downloads_too():
     service = FakeService(NO_MODEL)
     async with running(service) as pilot:
         await wait_for(pilot, "Enter downloads it")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "Preparing smollm2-135m")
         await type_text(pilot, "one")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "not sent yet")
         assert len(service.called("pull_model")) == 1, "a message does not begin a second download"
 
@@ -165,7 +165,7 @@ async def test_without_a_model_an_installed_one_is_loaded_by_a_message():
     async with running(service) as pilot:
         await wait_for(pilot, "Enter loads it")
         await type_text(pilot, "one")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_until(pilot, lambda: service.called("load_model"), "loaded")
 
 
@@ -173,16 +173,16 @@ async def test_a_failed_download_says_why_and_offers_again():
     service = FakeService(NO_MODEL)
     async with running(service) as pilot:
         await wait_for(pilot, "Enter downloads it")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "Preparing")
         service.emit(
             "job", job={"id": "job-1", "name": "smollm2-135m", "state": "failed", "error": "no route to the hub"}
         )
         await wait_for(pilot, "The download failed: no route to the hub", "Enter downloads it")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_until(pilot, lambda: len(service.called("pull_model")) == 2, "again")
         await wait_for(pilot, "Preparing")
-        await pilot.press("escape")
+        await press(pilot, "escape")
         await wait_until(pilot, lambda: service.called("cancel_job"), "cancelled")
 
 
@@ -194,7 +194,7 @@ async def test_a_lost_service_is_named_and_nothing_typed_is_lost(tmp_path):
         service.break_connection()
         await wait_for(pilot, "service lost · reconnecting")
         await type_text(pilot, "still here")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "kept as a draft")
         assert main_screen(pilot).composer.text == "still here"
         app = pilot.app
@@ -225,14 +225,14 @@ async def test_settings_of_a_chat_are_checked_and_saved():
     chat_id = service.add_chat("a", ("user", "q"), num_tokens=3098)
     async with running(service) as pilot:
         await open_chat(pilot, chat_id)
-        await pilot.press("f2")
+        await press(pilot, "f2")
         await wait_for(pilot, "system prompt · a change reads all 3.1k tokens again")
         pilot.app.screen.query_one("#system").load_text("You plan trips.")
         pilot.app.screen.query_one("#temperature").value = "9"
-        await pilot.press("f2")
+        await press(pilot, "f2")
         await wait_for(pilot, "temperature: between 0 and 2")
         pilot.app.screen.query_one("#temperature").value = "0,5"
-        await pilot.press("f2")
+        await press(pilot, "f2")
         await wait_until(pilot, lambda: service.chats[chat_id].get("sampling"), "saved")
         assert service.chats[chat_id]["system"] == "You plan trips."
         assert service.chats[chat_id]["sampling"] == {"temperature": 0.5}
@@ -243,21 +243,21 @@ async def test_models_are_loaded_fetched_cancelled_and_removed():
     service = FakeService()
     service.models[0]["installed"] = True
     async with running(service) as pilot:
-        await pilot.press("f3")
+        await press(pilot, "f3")
         await wait_for(pilot, "smollm2-135m", "loaded", "qwen3-4b", "to download")
-        await pilot.press("down", "enter")
+        await press(pilot, "down", "enter")
         await wait_until(pilot, lambda: service.called("pull_model"), "pulled")
         service.emit("job", job={"id": "job-1", "name": "qwen3-4b", "stage": "download", "state": "running",
                                  "done_bytes": 5, "total_bytes": 10})  # fmt: skip
         await wait_for(pilot, "50 %")
-        await pilot.press("x")
+        await press(pilot, "x")
         await wait_until(pilot, lambda: service.called("cancel_job"), "cancelled")
-        await pilot.press("up", "enter")
+        await press(pilot, "up", "enter")
         await wait_until(pilot, lambda: service.called("load_model"), "loaded")
-        await pilot.press("d")
+        await press(pilot, "d")
         await wait_for(pilot, "d again removes smollm2-135m")
         assert not service.called("remove_model")
-        await pilot.press("d")
+        await press(pilot, "d")
         await wait_until(pilot, lambda: service.called("remove_model"), "removed")
 
 
@@ -265,17 +265,17 @@ async def test_a_refusal_in_the_models_sheet_is_shown_there():
     service = FakeService()
     service.refusals["pull_model"] = refused("No space: 2.4 GB needed, 1 GB free.", "no_space", 507)
     async with running(service) as pilot:
-        await pilot.press("f3")
+        await press(pilot, "f3")
         await wait_for(pilot, "qwen3-4b")
-        await pilot.press("down", "enter")
+        await press(pilot, "down", "enter")
         await wait_for(pilot, "No space: 2.4 GB needed")
 
 
 async def test_help_begins_with_the_pane_in_focus():
     async with running(FakeService()) as pilot:
-        await pilot.press("f1")
+        await press(pilot, "f1")
         await wait_for(pilot, "Help", "Composer")
-        await pilot.press("escape", "escape", "f1")
+        await press(pilot, "escape", "escape", "f1")
         await wait_for(pilot, "Conversation", "Copy the message")
 
 
@@ -284,7 +284,7 @@ async def test_the_cache_sheet_shows_what_is_kept():
     chat_id = service.add_chat("Porto", ("user", "q"))
     service.cache_state["chats"] = [{"chat_id": chat_id, "num_tokens": 320, "num_device_blocks": 10}]
     async with running(service) as pilot:
-        await pilot.press("f4")
+        await press(pilot, "f4")
         await wait_for(pilot, "100 blocks of 16 tokens", "kept for later", "Porto", "50 %")
 
 
@@ -299,9 +299,9 @@ async def test_the_gauge_shows_batch_and_kv():
 
 async def test_interrupt_asks_before_it_quits():
     async with running(FakeService()) as pilot:
-        await pilot.press("ctrl+c")
+        await press(pilot, "ctrl+c")
         await wait_for(pilot, "Ctrl+C again to quit.")
-        await pilot.press("ctrl+c")
+        await press(pilot, "ctrl+c")
         await wait_until(pilot, lambda: pilot.app.return_value == 0, "quit")
 
 
@@ -332,11 +332,11 @@ async def test_every_size_shows_what_fits(size):
 @pytest.mark.parametrize("key", ["f1", "f2", "f3", "f4"])
 async def test_every_sheet_opens_and_closes_at_every_size(size, key):
     async with running(FakeService(), size) as pilot:
-        await pilot.press(key)
+        await press(pilot, key)
         await wait_until(pilot, lambda: pilot.app.screen is not main_screen(pilot), "sheet open")
         await pilot.pause()
         assert "╭" in screen_text(pilot.app)
-        await pilot.press("escape")
+        await press(pilot, "escape")
         await wait_until(pilot, lambda: pilot.app.screen is main_screen(pilot), "sheet closed")
 
 
@@ -345,9 +345,9 @@ async def test_on_a_narrow_screen_the_list_comes_over_the_chat_and_goes():
     service.add_chat("Porto")
     async with running(service, (80, 24)) as pilot:
         assert "Porto" not in screen_text(pilot.app)
-        await pilot.press("ctrl+o")
+        await press(pilot, "ctrl+o")
         await wait_for(pilot, "Porto")
-        await pilot.press("escape")
+        await press(pilot, "escape")
         await wait_gone(pilot, "Porto")
         assert main_screen(pilot).composer.has_focus
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from fake_service import FakeService
+from pilots import burst, main_screen, open_chat, press, running, type_text, wait_for, wait_until
+from textual import events
+from textual._xterm_parser import XTermParser
+
 from chatkv.app.tui.commands import COMMANDS, complete, matching, parse
 from chatkv.app.tui.screens.main import MainScreen
 from chatkv.app.tui.widgets.composer import NEWLINE_KEYS
-from fake_service import FakeService
-from pilots import burst, main_screen, open_chat, running, type_text, wait_for, wait_until
-from textual import events
-from textual._xterm_parser import XTermParser
 
 
 def decoded(sequence: str) -> list[str]:
@@ -50,19 +51,19 @@ async def test_every_newline_key_makes_a_line_and_sends_nothing(key):
     service = FakeService()
     async with running(service) as pilot:
         composer = main_screen(pilot).composer
-        await pilot.press("a")
+        await press(pilot, "a")
         composer.post_message(events.Key(key, None))
         await wait_until(pilot, lambda: composer.text == "a\n", key)
-        await pilot.press("b")
+        await press(pilot, "b")
         assert composer.text == "a\nb"
-        assert composer.size.height == 2
+        await wait_until(pilot, lambda: composer.size.height == 2, "two rows")
         assert not service.called("send_turn")
 
 
 async def test_a_backslash_before_enter_makes_a_line():
     service = FakeService()
     async with running(service) as pilot:
-        await pilot.press("a", "backslash", "enter", "b", "enter")
+        await press(pilot, "a", "\\", "enter", "b", "enter")
         await wait_until(pilot, lambda: service.called("send_turn"), "sent")
         assert service.called("send_turn")[0][2] == "a\nb"
 
@@ -84,15 +85,15 @@ async def test_earlier_prompts_come_back_with_up_and_go_with_down():
         await open_chat(pilot, chat_id)
         composer = main_screen(pilot).composer
         await type_text(pilot, "unsent")
-        await pilot.press("up")
+        await press(pilot, "up")
         assert composer.text == "second\nline"
-        await pilot.press("up")
+        await press(pilot, "up")
         assert composer.text == "first"
-        await pilot.press("up")
+        await press(pilot, "up")
         assert composer.text == "first"
-        await pilot.press("down")
+        await press(pilot, "down")
         assert composer.text == "second\nline"
-        await pilot.press("down", "down")
+        await press(pilot, "down", "down")
         assert composer.text == "unsent"
 
 
@@ -101,7 +102,7 @@ async def test_commands_are_hinted_completed_and_run():
     async with running(service) as pilot:
         await type_text(pilot, "/he")
         await wait_for(pilot, "/help", "Tab completes")
-        await pilot.press("tab", "enter")
+        await press(pilot, "tab", "enter")
         await wait_for(pilot, "arrows scroll")
         assert not service.called("send_turn")
 
@@ -110,11 +111,11 @@ async def test_an_unknown_command_is_not_sent_but_a_path_is():
     service = FakeService()
     async with running(service) as pilot:
         await type_text(pilot, "/nosuch")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "There is no command /nosuch.")
         assert main_screen(pilot).composer.text == "/nosuch", "what was typed stays"
         main_screen(pilot).fill("/usr/bin/env is what?")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_until(pilot, lambda: service.called("send_turn"), "sent")
 
 
@@ -123,12 +124,12 @@ async def test_a_command_comes_back_with_up_in_every_chat():
     chat_id = service.add_chat("a", ("user", "first"))
     async with running(service) as pilot:
         await type_text(pilot, "/copy > a b")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "There is no reply yet.")
         await open_chat(pilot, chat_id)
-        await pilot.press("up")
+        await press(pilot, "up")
         assert main_screen(pilot).composer.text == "/copy > a b"
-        await pilot.press("up")
+        await press(pilot, "up")
         assert main_screen(pilot).composer.text == "first"
 
 

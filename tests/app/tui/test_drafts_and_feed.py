@@ -4,12 +4,13 @@ import asyncio
 import stat
 
 import pytest
+from fake_service import FakeService, refused
+
 from chatkv.app.errors import UserError
 from chatkv.app.tui.board import Board
 from chatkv.app.tui.drafts import Drafts, new_chat_key
 from chatkv.app.tui.feed import read_events
 from chatkv.app.tui.ports import ServiceLostError
-from fake_service import FakeService, refused
 
 
 async def test_drafts_go_to_the_service_and_are_forgotten_then():

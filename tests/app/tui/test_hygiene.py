@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from fake_service import FakeService
+from pilots import main_screen, open_chat, press, running, wait_for, wait_until
+from textual.binding import Binding
+
 from chatkv.app.tui import bindings, clipboard
 from chatkv.app.tui.screens.message_actions import code_blocks
-from fake_service import FakeService
-from pilots import main_screen, open_chat, running, wait_for, wait_until
-from textual.binding import Binding
 
 HEAVY = ("torch", "transformers", "numpy", "chatkv.engine", "chatkv.kernels")
 LATE = ("pygments.lexers", "markdown_it.main", "httpx")
@@ -56,7 +57,7 @@ def test_no_key_is_one_that_terminals_keep():
 async def test_keys_can_be_moved_by_their_id():
     async with running(FakeService()) as pilot:
         pilot.app.set_keymap({"main.help": "f9"})
-        await pilot.press("f9")
+        await press(pilot, "f9")
         await wait_for(pilot, "arrows scroll", "F9")
 
 
@@ -67,13 +68,13 @@ async def test_copying_says_honestly_where_the_text_went(tmp_path, monkeypatch):
     chat_id = service.add_chat("a", ("user", "q"), ("assistant", "see\n```sh\nls\n```\nand\n```sh\npwd\n```\n"))
     async with running(service, state_dir=tmp_path) as pilot:
         await open_chat(pilot, chat_id)
-        await pilot.press("escape", "c")
+        await press(pilot, "escape", "c")
         await wait_until(pilot, lambda: any("clipboard.txt" in said for said in notices(pilot)), "told")
         assert "which does not confirm" in notices(pilot)[-1]
         assert pilot.app.clipboard == service.messages[chat_id][-1]["content"]
-        await pilot.press("C")
+        await press(pilot, "C")
         assert pilot.app.clipboard == "pwd"
-        await pilot.press("C")
+        await press(pilot, "C")
         assert pilot.app.clipboard == "ls"
         assert (tmp_path / "clipboard.txt").read_text() == "ls"
         target = tmp_path / "reply.md"

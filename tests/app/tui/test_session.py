@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from fake_service import NO_MODEL, FakeService, refused
+
 from chatkv.app.tui.board import Board, MessageAdded, ReplyDone, TextAdded
 from chatkv.app.tui.drafts import Drafts
 from chatkv.app.tui.ports import RefusedError
@@ -10,7 +12,6 @@ from chatkv.app.tui.records import Message
 from chatkv.app.tui.refusals import ContextOverflowError, QueuedTurnRefusedError
 from chatkv.app.tui.session import Session
 from chatkv.app.tui.thread import Shown
-from fake_service import NO_MODEL, FakeService, refused
 
 
 def session_with(service: FakeService) -> Session:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from fake_service import FakeService, refused
-from pilots import main_screen, open_chat, running, screen_text, type_text, wait_for, wait_gone, wait_until
+from pilots import main_screen, open_chat, press, running, screen_text, type_text, wait_for, wait_gone, wait_until
 
 
 async def test_a_turn_streams_and_ends_with_its_proof():
     service = FakeService()
     async with running(service) as pilot:
         await type_text(pilot, "hello there")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "hello there", "waiting")
         chat_id = next(iter(service.chats))
         service.emit("reply_progress", chat_id=chat_id, message_id=service.messages[chat_id][-1]["id"], phase="reading",
@@ -36,7 +36,7 @@ async def test_several_chats_are_written_at_once_and_only_the_open_one_is_drawn(
             service.write(chat_id, f"answer of {chat_id}", tokens_per_s=10 + chats.index(chat_id))
         await wait_for(pilot, f"answer of {chats[0]}", "10 tok/s", "11 tok/s", "12 tok/s", "13 tok/s", "3 more busy")
         assert f"answer of {chats[1]}" not in screen_text(pilot.app)
-        await pilot.press("alt+pagedown")
+        await press(pilot, "alt+pagedown")
         await wait_until(pilot, lambda: main_screen(pilot).session.chat_id in chats[1:], "next live chat")
         await wait_for(pilot, f"answer of {main_screen(pilot).session.chat_id}")
 
@@ -49,10 +49,10 @@ async def test_escape_stops_this_chat_and_keeps_what_was_written():
         service.begin_reply(chat_id)
         service.write(chat_id, "partial")
         await wait_for(pilot, "partial▍")
-        await pilot.press("escape")
+        await press(pilot, "escape")
         await wait_for(pilot, "stopped · F7 continues it", "partial")
         assert service.called("cancel") == [("cancel", chat_id)]
-        await pilot.press("f7")
+        await press(pilot, "f7")
         await wait_until(pilot, lambda: service.called("continue_reply"), "continued")
         service.write(chat_id, " and the rest")
         service.finish(chat_id)
@@ -68,7 +68,7 @@ async def test_a_turn_typed_while_the_reply_runs_waits_and_is_sent_after_it():
         service.write(chat_id, "busy")
         await wait_for(pilot, "busy▍")
         await type_text(pilot, "next one")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "not sent yet", "1 queued")
         assert not service.called("send_turn")
         service.finish(chat_id)
@@ -84,7 +84,7 @@ async def test_a_queued_turn_that_is_refused_is_a_draft_again():
         service.begin_reply(chat_id)
         await wait_for(pilot, "waiting")
         await type_text(pilot, "second")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "not sent yet")
         service.refusals["send_turn"] = refused("The disk is full.", "refused")
         service.finish(chat_id)
@@ -100,9 +100,9 @@ async def test_up_takes_a_queued_turn_back():
         service.begin_reply(chat_id)
         await wait_for(pilot, "waiting")
         await type_text(pilot, "second")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "not sent yet")
-        await pilot.press("up")
+        await press(pilot, "up")
         await wait_gone(pilot, "not sent yet")
         assert main_screen(pilot).composer.text == "second"
         assert main_screen(pilot).session.queued == {}
@@ -113,12 +113,12 @@ async def test_regenerate_makes_a_branch_and_brackets_switch():
     chat_id = service.add_chat("a", ("user", "q"), ("assistant", "first answer"))
     async with running(service) as pilot:
         await open_chat(pilot, chat_id)
-        await pilot.press("f5")
+        await press(pilot, "f5")
         await wait_until(pilot, lambda: service.called("regenerate"), "regenerated")
         service.write(chat_id, "second answer")
         service.finish(chat_id)
         await wait_for(pilot, "second answer", "◀ 2/2 ▶")
-        await pilot.press("alt+up", "[")
+        await press(pilot, "alt+up", "[")
         await wait_until(pilot, lambda: any("tip_id" in call[2] for call in service.called("update_chat")), "switched")
 
 
@@ -128,12 +128,12 @@ async def test_edit_sends_a_branch_and_escape_leaves_it():
     async with running(service) as pilot:
         await open_chat(pilot, chat_id)
         await type_text(pilot, "draft")
-        await pilot.press("escape", "alt+up", "alt+up", "e")
+        await press(pilot, "escape", "alt+up", "alt+up", "e")
         await wait_for(pilot, "editing")
         assert main_screen(pilot).composer.text == "one"
-        await pilot.press("escape")
+        await press(pilot, "escape")
         assert main_screen(pilot).composer.text == "draft"
-        await pilot.press("escape", "e", "!", "enter")
+        await press(pilot, "escape", "e", "!", "enter")
         await wait_until(pilot, lambda: service.called("send_turn"), "sent")
         assert service.called("send_turn")[0] == ("send_turn", chat_id, "one!", None)
 
@@ -151,18 +151,18 @@ async def test_a_full_context_asks_and_does_nothing_by_itself():
     async with running(service) as pilot:
         await open_chat(pilot, chat_id)
         await type_text(pilot, "more")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "The context is full", "9,000", "8,192", "oldest 11 turns", "6.1k tokens are read again")
-        await pilot.press("escape")
+        await press(pilot, "escape")
         await wait_gone(pilot, "The context is full")
         assert main_screen(pilot).composer.text == "more", "nothing is lost"
         assert not service.called("update_chat") or all(
             "context_start_id" not in c[2] for c in service.called("update_chat")
         )
         service.refusals["send_turn"] = refused("too long", "context_length_exceeded", choices=choices)
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "The context is full")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_until(pilot, lambda: len(service.called("send_turn")) == 3, "sent again")
         assert ("update_chat", chat_id, {"context_start_id": "m5"}) in service.calls
         await wait_until(pilot, lambda: main_screen(pilot).composer.text == "", "composer empty")
@@ -173,7 +173,7 @@ async def test_a_refused_turn_comes_back_into_the_composer():
     service.refusals["send_turn"] = refused("The disk is full.", "store_full", 507)
     async with running(service) as pilot:
         await type_text(pilot, "keep me")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "The disk is full.")
         assert main_screen(pilot).composer.text == "keep me"
 
@@ -223,7 +223,7 @@ async def test_an_escape_that_comes_too_late_to_stop_stays_in_the_composer():
         await wait_for(pilot, "Esc stop")
         service.finish(chat_id)
         await wait_for(pilot, "Esc conversation")
-        await pilot.press("escape")
+        await press(pilot, "escape")
         assert main_screen(pilot).composer.has_focus, "the next letters must not become commands"
 
 
@@ -234,12 +234,12 @@ async def test_an_edit_that_was_refused_is_still_an_edit():
         await open_chat(pilot, chat_id)
         await type_text(pilot, "draft")
         main_screen(pilot).action_edit_message()
-        await pilot.press("!")
+        await press(pilot, "!")
         service.refusals["send_turn"] = refused("The disk is full.", "refused")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_for(pilot, "The disk is full.", "editing: Enter sends a new branch")
         assert main_screen(pilot).composer.text == "one!"
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_until(pilot, lambda: len(service.called("send_turn")) == 2, "sent")
         assert service.called("send_turn")[-1] == ("send_turn", chat_id, "one!", None)
         await wait_until(pilot, lambda: main_screen(pilot).composer.text == "draft", "the draft is back")
@@ -255,8 +255,8 @@ async def test_a_full_context_is_a_choice_for_continuing_too():
         service.refusals["continue_reply"] = refused(
             "too long", "context_length_exceeded", n_prompt_tokens=8192, n_ctx=8192, choices=[choice]
         )
-        await pilot.press("f7")
+        await press(pilot, "f7")
         await wait_for(pilot, "The context is full", "Leave out the oldest 4 turns")
-        await pilot.press("enter")
+        await press(pilot, "enter")
         await wait_until(pilot, lambda: len(service.called("continue_reply")) == 2, "continued")
         assert ("update_chat", chat_id, {"context_start_id": "m5"}) in service.calls

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from chatkv.app.tui.terminal import PASTE_END, PASTE_START, TerminalParser
 from textual import events
+
+from chatkv.app.tui.terminal import PASTE_END, PASTE_START, TerminalParser
 
 
 def parsed(data: str, cuts: list[int]) -> list[object]:

@@ -6,17 +6,18 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
+from pilots import wait_until
+from textual.app import App, ComposeResult
+from textual.geometry import Offset
+from textual.pilot import Pilot
+from textual.selection import Selection
+
 from chatkv.app.tui.board import LiveReply
 from chatkv.app.tui.records import Message
 from chatkv.app.tui.render.palette import Palette
 from chatkv.app.tui.widgets.item import TranscriptItem
 from chatkv.app.tui.widgets.selection import selected
 from chatkv.app.tui.widgets.transcript import Transcript
-from pilots import wait_until
-from textual.app import App, ComposeResult
-from textual.geometry import Offset
-from textual.pilot import Pilot
-from textual.selection import Selection
 
 MARKDOWN = (
     "# Title\n\nSome **bold** text and a list:\n\n- one\n- two\n\n```python\nprint(1)\n```\n\n" + "more words " * 20

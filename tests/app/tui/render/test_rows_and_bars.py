@@ -3,15 +3,16 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
 from chatkv.app.tui.board import LiveReply
 from chatkv.app.tui.records import ChatSummary, SearchHit
 from chatkv.app.tui.render import format
 from chatkv.app.tui.render.bar import bar
 from chatkv.app.tui.render.chat_rows import chat_rows
 from chatkv.app.tui.render.palette import Glyphs, Palette
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.cells import cell_len
 
 PALETTE = Palette()
 NOON = time.mktime((2026, 5, 20, 12, 0, 0, 0, 0, -1))

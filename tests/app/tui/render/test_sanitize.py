@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from chatkv.app.tui.records import ChatSummary, Message, SearchHit
 from chatkv.app.tui.render.sanitize import sanitize, sanitize_line
 from chatkv.app.tui.service_records import Job, ModelOffer
-from hypothesis import given
-from hypothesis import strategies as st
 
 BIDI = "".join(
     map(chr, (0x202A, 0x202B, 0x202C, 0x202D, 0x202E, 0x2066, 0x2067, 0x2068, 0x2069, 0x200E, 0x200F, 0x61C))

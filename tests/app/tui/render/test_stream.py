@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
 from chatkv.app.tui.render import stream as stream_module
 from chatkv.app.tui.render.palette import ASCII_GLYPHS, Palette
 from chatkv.app.tui.render.sanitize import sanitize
 from chatkv.app.tui.render.stream import MarkdownStream
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.cells import cell_len
 
 PALETTE = Palette()
 FRAGMENTS = st.sampled_from(

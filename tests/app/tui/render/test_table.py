@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from chatkv.app.tui.render.palette import Palette
-from chatkv.app.tui.render.table import NUM_SAMPLE_ROWS, Table, is_delimiter_row, split_row
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+
+from chatkv.app.tui.render.palette import Palette
+from chatkv.app.tui.render.table import NUM_SAMPLE_ROWS, Table, is_delimiter_row, split_row
 
 PALETTE = Palette()
 

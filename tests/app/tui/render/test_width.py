@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from chatkv.app.tui.render.width import char_index, fit, shorten, wrap_text
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
+
+from chatkv.app.tui.render.width import char_index, fit, shorten, wrap_text
 
 PLAIN = Style.null()
 GRAPHEMES = ["a", "b", "-", " ", "  ", "日", "語", "👩\u200d👩\u200d👧", "e\u0301", "❤\ufe0f", "x"]
