@@ -42,7 +42,7 @@ def first_run_text(offer: ModelOffer | None, job: Job | None, model: ModelState,
             action = "loads it" if offer.is_installed else "downloads it and starts"
             text.append("Enter", palette.strong).append(f" {action}   ").append("F3", palette.strong)
             text.append(" other models\n").append(
-                "You can write already: Enter then sends your message when the model is there.", palette.dim
+                "You can write already: Enter sends it when the model is there.", palette.dim
             )
     return text
 
