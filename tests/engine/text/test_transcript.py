@@ -120,6 +120,10 @@ def test_the_turn_after_a_continued_answer_begins_with_all_of_it(
     prompt = transcript.render([user])
     answer = sample_answer(data, tokenizer, prompt.token_ids)
     assume(answer.token_ids)
+    # White space that was shown at the end but that no kept id holds is dropped from the prompt: ids win over white
+    # space at the ends. Then what follows does not fit the visible text, and is tokenised again in the next turn.
+    held = TextStream(tokenizer, prompt.token_ids[-4:]).push(answer.token_ids).text
+    assume(not answer.content.removeprefix(held)[-1:].isspace())
     continued = transcript.render([user, answer], continue_final=True)
     num_own = len(continued.continued_ids)
     assert continued.token_ids[len(continued.token_ids) - num_own :] == list(continued.continued_ids)
