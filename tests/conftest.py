@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,9 @@ from hypothesis import settings
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("search", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+# A run in the background ignores Ctrl-C, and the commands that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported: see engine/__init__.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
