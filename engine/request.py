@@ -19,9 +19,20 @@ class Priority(IntEnum):
 
 class RequestStatus(Enum):
     WAITING = "waiting"
+    LOADING = "loading"
+    """Its blocks come from a lower tier; the batch goes on without it."""
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
+
+
+class WarmMode(Enum):
+    """What a request without an answer is for."""
+
+    LOAD = "load"
+    """Bring the blocks that a lower tier holds to the device."""
+    COMPUTE = "compute"
+    """And compute the full blocks that no tier holds."""
 
 
 class FinishReason(Enum):
@@ -93,6 +104,10 @@ class GenerationRequest:
     """Extra key of the first block: requests with different salts share nothing."""
     is_transient: bool = False
     """Never leaves memory (drafts, private chats)."""
+    owner: str = ""
+    """The chat that the blocks belong to; "" for clients that have no chats here. Deleting the chat forgets them."""
+    warm: WarmMode | None = None
+    """Set: only the full blocks of the prompt matter, nothing is sampled; one last output with STOP and no tokens."""
     resume_text: str = ""
     """Text at the end of the prompt that belongs to the answer (continuing a stopped reply)."""
 
@@ -115,6 +130,19 @@ class Miss:
     """What the nearest cached sibling holds from that position on (at most one block)."""
     prompt_token_ids: tuple[int, ...] = ()
     """What the prompt holds from that position on (at most one block)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDecision:
+    """Load what lower tiers hold of a prompt, or compute it: what each would take, and what was done."""
+
+    num_tokens: int
+    """Tokens that lower tiers hold beyond the device's."""
+    load_s: float
+    compute_s: float
+    is_loaded: bool
+    num_loaded_tokens: int = 0
+    """That really came: fewer when a read failed or was late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,4 +176,9 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed, because blocks held them."""
     cached_by_tier: Mapping[str, int] = field(default_factory=dict)
+    """"device", "host", "disk" -> tokens; sums up to `num_cached_tokens`."""
     miss: Miss | None = None
+    load: LoadDecision | None = None
+    """None: no lower tier held more than the device."""
+    block_hashes: tuple[bytes, ...] = ()
+    """With the last output of a choice: names of the full blocks that it held, first to last."""
