@@ -3,6 +3,8 @@
 Rules that salvage.py depends on:
 - The tables that hold conversations are rowid tables with different numbers of columns, so that a row found on a
   loose page says by itself where it belongs. A step that adds a column adds its shape to `salvage.SHAPES`.
+- Tables that hold hints (`HINTS`) are without rowid: their rows lie on pages of another kind, which a salvage passes
+  over, so that none is taken for a message. They are empty afterwards.
 - `meta` (key, value) holds `schema_version` for ever, written together with `user_version`: a flipped bit in the file's
   header can then be told from a database of a newer program.
 """
@@ -104,7 +106,29 @@ end;
 insert into messages_fts(messages_fts) values ('rebuild');
 """
 
-STEPS: tuple[str, ...] = (_STEP_1, _STEP_2)
+# Which cached KV blocks (16-byte keyed hashes) belong to which chat, under every fingerprint that they were computed
+# for, and the chain of each chat's last request. `owners_id` names this table's life: when the rows are lost, a new one
+# tells the block store that it holds blocks whose owners nobody knows any more.
+_STEP_3 = """
+create table block_owners (
+    chat_id text not null,
+    fingerprint blob not null,
+    block_hash blob not null,
+    primary key (block_hash, chat_id)
+) without rowid;
+create index block_owners_by_chat on block_owners(chat_id);
+create table chat_chains (
+    chat_id text not null,
+    fingerprint blob not null,
+    num_tokens integer not null,
+    hashes blob not null,
+    updated_at real not null,
+    primary key (chat_id, fingerprint)
+) without rowid;
+insert or replace into meta(key, value) values ('owners_id', lower(hex(randomblob(12))));
+"""
+
+STEPS: tuple[str, ...] = (_STEP_1, _STEP_2, _STEP_3)
 """Step k takes a database from version k to version k + 1. A released step never changes."""
 
 VERSION = len(STEPS)
@@ -120,7 +144,11 @@ EXPECTED_COLUMNS = {
     "reply_chunks": "message_id, position, text, tokenizer_hash, ids",
     "damaged": "id, table_name, row_id, column_name, reason, raw, found_at",
     "messages_fts": "content",
+    "block_owners": "chat_id, fingerprint, block_hash",
+    "chat_chains": "chat_id, fingerprint, num_tokens, hashes, updated_at",
 }
+HINTS = ("block_owners", "chat_chains")
+"""Tables that a salvage leaves empty."""
 
 
 def version_of(db: Database) -> int:

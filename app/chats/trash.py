@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from . import blocks
 from .database import ChatDatabase
 from .errors import ChatNotFoundError
 
@@ -37,6 +38,7 @@ def purge(db: ChatDatabase, chat_ids: Sequence[str]) -> None:
                 "delete from damaged where row_id = :chat or row_id in (select id from messages where chat_id = :chat)",
                 {"chat": chat_id},
             )
+            blocks.drop_rows(db, chat_id)
             db.sql.execute("delete from messages where chat_id = ?", [chat_id])
             db.sql.execute("delete from chats where id = ?", [chat_id])
         # Deleted words stay in the index's segments until these are merged.
