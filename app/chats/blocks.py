@@ -87,6 +87,15 @@ def drop_rows(db: ChatDatabase, chat_id: str) -> None:
     db.sql.execute("delete from chat_chains where chat_id = ?", [chat_id])
 
 
+def clear(db: ChatDatabase, kept: Collection[bytes]) -> None:
+    """Drop the rows of every fingerprint that is not in `kept`; nothing of them stays in the file."""
+    names = ", ".join("?" * len(kept))
+    with db.write() as sql:
+        for table in ("block_owners", "chat_chains"):
+            sql.execute(f"delete from {table} where fingerprint not in ({names})", list(kept))
+    db.checkpoint()
+
+
 def set_chain(db: ChatDatabase, chat_id: str, fingerprint: bytes, num_tokens: int, hashes: Sequence[bytes]) -> None:
     """Nothing is kept for a chat that was deleted meanwhile."""
     packed = b"".join(hashes)

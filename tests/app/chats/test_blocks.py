@@ -162,6 +162,23 @@ def test_nothing_of_a_forgotten_chat_stays_in_the_files(store: ChatStore) -> Non
     assert all(value in left for chat in chats[3:] for value in all_hashes[chat])
 
 
+def test_a_cleared_cache_leaves_no_rows_but_those_of_kept_fingerprints(store: ChatStore, talk: Talk) -> None:
+    chats = (talk.chat.id, store.create_chat(is_private=True).id)
+    gone, kept = _hashes(50), _hashes(50)
+    for chat in chats:
+        for fingerprint, hashes in ((FIRST, gone), (SECOND, kept)):
+            _own(store, chat, hashes, fingerprint)
+            store.set_chain(chat, fingerprint, 800, hashes)
+    store.clear_block_owners([SECOND])
+    assert [set(store.owned_blocks(chat)) for chat in chats] == [{SECOND}, {SECOND}]
+    assert (len(store.chains(FIRST)), len(store.chains(SECOND))) == (0, 2)
+    left = _bytes_of_all_files(store)
+    assert not [value for value in gone if value in left]
+    assert all(value in left for value in kept)
+    store.clear_block_owners()
+    assert [store.owned_blocks(chat) for chat in chats] == [{}, {}]
+
+
 def test_a_few_hundred_rows_take_a_few_milliseconds(store: ChatStore) -> None:
     chat = store.create_chat().id
     times_s = []
