@@ -1,38 +1,53 @@
-"""How a block's image is laid out: one contiguous piece of bytes over all layers."""
+"""How a block's image is laid out: one contiguous piece of bytes over all layers, scales included."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from chatkv.kernels.kv_blocks import LARGEST_QUANTUM, KVBlocks
+
 from .config import BLOCK_SIZE
 from .models.config import ModelConfig
 
 IMAGE_ALIGNMENT = 4096
 """Bytes. Direct disk I/O moves whole units of this."""
+LAYOUT = ("layer", "k_or_v", "kv_head", "position", "dimension")
+"""Order of the numbers in an image, slowest first. Scales follow all values, in the same order without the last."""
+TORCH_DTYPES = {"fp32": torch.float32, "int8": torch.int8}
+SCALE_DTYPE = torch.float32
+"""A scale in float16 would save 2 % of an int8 image, but rows with numbers below 1e-3 or above 8e6 would lose their
+precision or become infinite; in float32 every finite row keeps its 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """K and V of one block: [num_layers, 2, num_kv_heads, BLOCK_SIZE, head_dim] of `dtype`, K at 0 and V at 1."""
+    """K and V of one block: [num_layers, 2, num_kv_heads, BLOCK_SIZE, head_dim], K at 0 and V at 1; for int8, a scale
+    for each (layer, K or V, KV head, position) behind them."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype
+    kv_dtype: str = "fp32"
+    """A key of TORCH_DTYPES."""
 
     @classmethod
-    def of(cls, config: ModelConfig, kv_dtype: torch.dtype) -> KVLayout:
+    def of(cls, config: ModelConfig, kv_dtype: str) -> KVLayout:
         return cls(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.kv_dtype == "int8"
 
     @property
     def used_bytes(self) -> int:
         """Of an image, without the padding at its end."""
-        return self.num_layers * 2 * self.num_kv_heads * self._row_bytes
+        return self._values_bytes + self._scales_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -44,20 +59,48 @@ class KVLayout:
         """uint8 [num_blocks, block_bytes]. Memory is taken from the system as blocks are first written."""
         return torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8, device=device)
 
-    def views(self, pool: Tensor) -> Tensor:
-        """uint8 [num_blocks, block_bytes] -> [num_blocks, num_layers, 2, num_kv_heads, BLOCK_SIZE, head_dim]."""
-        shape = (self.num_layers, 2, self.num_kv_heads, BLOCK_SIZE, self.head_dim)
-        return pool.view(self.dtype)[:, : math.prod(shape)].unflatten(1, shape)
+    def views(self, pool: Tensor) -> KVBlocks:
+        """uint8 [num_blocks, block_bytes] -> K, V and scales of every block, sharing the pool's memory."""
+        values = _view(pool, 0, TORCH_DTYPES[self.kv_dtype], (*self._outer_shape, self.head_dim))
+        scales = _view(pool, self._values_bytes, SCALE_DTYPE, self._outer_shape) if self.is_quantised else None
+        return KVBlocks(values, scales)
 
     def facts(self) -> dict[str, Any]:
         """What of it a stored number's meaning depends on."""
+        scheme = {
+            "dtype": _name(SCALE_DTYPE),
+            "one_per": list(LAYOUT[:-1]),
+            "scheme": "symmetric",
+            "largest_quantum": LARGEST_QUANTUM,
+        }
         return {
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "scales": None,
-            "layout": ["layer", "k_or_v", "kv_head", "position", "dimension"],
+            "dtype": _name(TORCH_DTYPES[self.kv_dtype]),
+            "scales": scheme if self.is_quantised else None,
+            "layout": list(LAYOUT),
             "block_bytes": self.block_bytes,
         }
 
     @property
+    def _outer_shape(self) -> tuple[int, ...]:
+        return self.num_layers, 2, self.num_kv_heads, BLOCK_SIZE
+
+    @property
     def _row_bytes(self) -> int:
-        return BLOCK_SIZE * self.head_dim * self.dtype.itemsize
+        return BLOCK_SIZE * self.head_dim * TORCH_DTYPES[self.kv_dtype].itemsize
+
+    @property
+    def _values_bytes(self) -> int:
+        return self.num_layers * 2 * self.num_kv_heads * self._row_bytes
+
+    @property
+    def _scales_bytes(self) -> int:
+        return math.prod(self._outer_shape) * SCALE_DTYPE.itemsize if self.is_quantised else 0
+
+
+def _view(pool: Tensor, offset_bytes: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    start = offset_bytes // dtype.itemsize
+    return pool.view(dtype)[:, start : start + math.prod(shape)].unflatten(1, shape)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

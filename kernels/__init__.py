@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from .backend import Backend
 from .cpu import CpuBackend
+from .kv_blocks import KVBlocks
 
-__all__ = ["OPERATIONS", "Backend", "Operation", "backend_for"]
+__all__ = ["OPERATIONS", "Backend", "KVBlocks", "Operation", "backend_for"]
 
 
 class Operation(NamedTuple):
@@ -26,6 +27,7 @@ OPERATIONS = (
     Operation("rms_norm", "float32 [..., n], weight float32 [n] or [heads, n], eps", "float32 [..., n]"),
     Operation("rope", "float32 [T, heads, head_dim], cos and sin float32 [T, head_dim / 2]", "same as the input"),
     Operation("kv_write", "K, V float32 [T, kv_heads, head_dim], slots int64 [T] (negative: skip)", "into the pool"),
+    Operation("quantise_rows", "float32 [..., n]: one row of K or V", "int8 [..., n], scales float32 [...]"),
     Operation("paged_attention", "Q float32 [T, heads, head_dim], pool, block tables, scale, window", "same as Q"),
     Operation("silu_mul", "gate and up side by side, float32 [T, 2 * n]", "float32 [T, n]"),
     Operation("head", "float32 [samples, hidden_size], norm weight, eps, weight [vocab_size, hidden_size]", "logits"),

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from .kv_blocks import KVBlocks
 from .reference_attention import SequenceSpan
 from .weights import Weight
 
@@ -25,8 +26,8 @@ class Backend(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def kv_dtype(self) -> torch.dtype:
-        """How K and V lie in the pool."""
+    def kv_dtypes(self) -> tuple[str, ...]:
+        """How K and V can lie in the pool: names that `engine.kv_layout` knows, this backend's default first."""
         ...
 
     def numerics(self) -> dict[str, str | int]:
@@ -41,8 +42,8 @@ class Backend(Protocol):
         """All weights are prepared: settle how products are computed, so that rows do not depend on one another."""
         ...
 
-    def plan_step(self, kv: Tensor, slots: Tensor, sequences: Sequence[SequenceSpan]) -> StepPlan:
-        """kv: the pool as [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; slots int64 [T]."""
+    def plan_step(self, kv: KVBlocks, slots: Tensor, sequences: Sequence[SequenceSpan]) -> StepPlan:
+        """kv: views of the pool; slots int64 [T]."""
         ...
 
     def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor: ...

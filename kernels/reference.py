@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .kv_blocks import LARGEST_QUANTUM
 from .weights import INT4_ZERO_POINT, FpWeight, Int4Weight, Int8Weight, Weight
 
 
@@ -54,6 +55,24 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [..., n] -> int8 [..., n] and float32 scales [...]: row = quanta * scale, symmetric, one scale a row.
+
+    scale = largest magnitude / 127; quanta are rounded to the nearest, ties to even. A row of zeros has scale 0. A row
+    that is not finite has a scale that is not finite, so that what reads it is not finite either.
+    """
+    scales = rows.abs().amax(-1) / LARGEST_QUANTUM
+    divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
+    quanta = (rows / divisors).round_().nan_to_num_(0.0)
+    # The scale of subnormal rows is so coarse that quotients can pass 127.
+    return quanta.clamp_(-LARGEST_QUANTUM, LARGEST_QUANTUM).to(torch.int8), scales
+
+
+def dequantise_rows(quanta: Tensor, scales: Tensor) -> Tensor:
+    """int8 [..., n] and float32 [...] -> float32 [..., n], each product rounded to float32."""
+    return quanta.float() * scales.unsqueeze(-1)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Attention over block tables, in plain torch: the specification of the paged operations.
 
-`kv`: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], K at index 0 and V at 1, any strides.
+`kv`: `KVBlocks`, any strides; quantised K and V have a scale per position and KV head.
 A sequence's position p lives in block `block_table[p // block_size]` at offset p % block_size.
 """
 
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from .kv_blocks import KVBlocks
+from .reference import dequantise_rows, quantise_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +31,27 @@ class SequenceSpan:
         return self.start_position + self.num_rows
 
 
-def kv_write(kv: Tensor, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+def kv_write(kv: KVBlocks, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
     """Store keys and values [T, num_kv_heads, head_dim] at `slots` (int64 [T]: block * block_size + offset).
 
-    A negative slot is skipped. Keys come after RoPE.
+    A negative slot is skipped. Keys come after RoPE. int8 pools get quanta and scales by `quantise_rows`.
     """
-    block_size = kv.shape[4]
     for row, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            kv[slot // block_size, layer, 0, :, slot % block_size] = keys[row]
-            kv[slot // block_size, layer, 1, :, slot % block_size] = values[row]
+        if slot < 0:
+            continue
+        block, offset = divmod(slot, kv.block_size)
+        for part, numbers in enumerate((keys[row], values[row])):
+            if kv.scales is None:
+                kv.values[block, layer, part, :, offset] = numbers
+            else:
+                quanta, scales = quantise_rows(numbers)
+                kv.values[block, layer, part, :, offset] = quanta
+                kv.scales[block, layer, part, :, offset] = scales
 
 
 def paged_attention(
     queries: Tensor,
-    kv: Tensor,
+    kv: KVBlocks,
     layer: int,
     sequences: Sequence[SequenceSpan],
     scale: float,
@@ -56,7 +65,10 @@ def paged_attention(
     outputs = []
     row = 0
     for span in sequences:
-        stored = kv[list(span.block_table), layer].float()
+        blocks = list(span.block_table)
+        stored = kv.values[blocks, layer]
+        if kv.scales is not None:
+            stored = dequantise_rows(stored, kv.scales[blocks, layer])
         keys, values = (stored[:, i].transpose(1, 2).flatten(0, 1)[: span.end_position] for i in (0, 1))
         group = queries.shape[1] // keys.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))

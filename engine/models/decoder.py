@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from chatkv.kernels.backend import Backend, PreparedLinear
+from chatkv.kernels.kv_blocks import KVBlocks
 from chatkv.kernels.reference_attention import SequenceSpan
 from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight
 
@@ -21,6 +22,8 @@ from .names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 
 NUMERICS_EPOCH = 1
 """Raised by hand whenever the same weights and tokens give other bits than before: old caches then go stale."""
+
+AUTO = "auto"
 
 TensorReader = Callable[[str], PackedTensor]
 
@@ -59,11 +62,20 @@ class Decoder:
         facts: WeightFacts,
         backend: Backend,
         on_progress: Callable[[float], None] | None = None,
+        kv_dtype: str = AUTO,
     ):
-        """`read` gives each packed tensor by its Hugging Face name; it is not used after construction."""
+        """`read` gives each packed tensor by its Hugging Face name; it is not used after construction.
+
+        kv_dtype: how K and V are stored: "auto" (the backend's default), or one of `backend.kv_dtypes`. Raises
+        ValueError for another.
+        """
+        if kv_dtype not in (AUTO, *backend.kv_dtypes):
+            raise ValueError(
+                f"kv_dtype {kv_dtype!r} is unknown here: {AUTO!r}, {', '.join(map(repr, backend.kv_dtypes))}"
+            )
         self.config = config
         self.backend = backend
-        self.layout = KVLayout.of(config, backend.kv_dtype)
+        self.layout = KVLayout.of(config, backend.kv_dtypes[0] if kv_dtype == AUTO else kv_dtype)
         self._facts = facts
         self._scale = config.head_dim**-0.5
         self._inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
@@ -83,7 +95,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, token_ids: Tensor, positions: Tensor, slots: Tensor, sequences: Sequence[SequenceSpan], kv: Tensor
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, sequences: Sequence[SequenceSpan], kv: KVBlocks
     ) -> Tensor:
         """Run every row through all layers, writing its K and V, -> float32 [T, hidden_size] before the final norm.
 

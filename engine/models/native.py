@@ -18,7 +18,7 @@ from chatkv.kernels import backend_for
 from ..errors import BrokenModelError
 from ..quant.formats import PackedTensor, format_of, parts_of, shape_of, tensor_from_parts, tensor_names
 from .config import ModelConfig
-from .decoder import Decoder, WeightFacts
+from .decoder import AUTO, Decoder, WeightFacts
 from .names import tensor_shapes
 from .source import WeightSource, read_config
 from .weights_file import FORMAT, PADDING, WeightsWriter, content_hash, opened_weights
@@ -65,9 +65,16 @@ def write_weights(
     return WeightsInfo(content_sha256, done_bytes, weight_format, formats.total())
 
 
-def load_model(native_dir: Path, device: str = "cpu", on_progress: Callable[[float], None] | None = None) -> Decoder:
+def load_model(
+    native_dir: Path,
+    device: str = "cpu",
+    on_progress: Callable[[float], None] | None = None,
+    *,
+    kv_dtype: str = AUTO,
+) -> Decoder:
     """Map an imported model and lay its weights out for `device`. `on_progress` gets 0 .. 1.
 
+    kv_dtype: "auto" (on the CPU fp32), or "int8" for nearly four times the context in the same memory and on disk.
     Raises BrokenModelError when the directory is damaged or was changed after import.
     """
     config = ModelConfig.from_hf(read_config(native_dir))
@@ -91,7 +98,7 @@ def load_model(native_dir: Path, device: str = "cpu", on_progress: Callable[[flo
             return tensor
 
         facts = WeightFacts(metadata["content_sha256"], metadata["weight_format"])
-        return Decoder(config, read, facts, backend_for(device), on_progress)
+        return Decoder(config, read, facts, backend_for(device), on_progress, kv_dtype)
 
 
 def _is_unchanged(native_dir: Path) -> bool:

@@ -30,9 +30,10 @@ class TiledKeys:
         # Past the end any block of the sequence will do: those positions are hidden, and its numbers are finite
         # if the sequence's own are.
         blocks += [blocks[0]] * (num_tiles * blocks_per_tile - len(blocks))
-        rows = pool.key_rows(blocks).view(pool.num_kv_heads, num_tiles, blocks_per_tile)
-        self.rows = rows.transpose(0, 1).contiguous()
-        """int64 [tiles, num_kv_heads, blocks of a tile]"""
+        rows = pool.key_rows(blocks).unflatten(2, (num_tiles, blocks_per_tile))
+        self.rows = rows.transpose(1, 2).contiguous()
+        """int64 [planes, tiles, num_kv_heads, blocks of a tile]"""
+        self.num_tiles = num_tiles
 
 
 def first_visible_tile(position: int, window: int | None) -> int:
@@ -47,8 +48,8 @@ def hidden_positions(query_positions: Tensor, tiles: Tensor, window: int | None)
 
 
 def item_bytes(pool: PoolRows) -> int:
-    """K and V of one key tile."""
-    return 2 * pool.num_kv_heads * KEY_TILE * pool.head_dim * pool.rows.element_size()
+    """K and V of one key tile, gathered."""
+    return 2 * pool.num_kv_heads * KEY_TILE * pool.head_dim * torch.float32.itemsize
 
 
 def pieces(num_items: int, pool: PoolRows) -> Iterator[slice]:
@@ -62,18 +63,16 @@ class SingleRows:
 
     def __init__(self, pool: PoolRows, spans: Sequence[SequenceSpan], rows: Sequence[int], window: int | None):
         keyed = [(TiledKeys(pool, span, window), span, row) for span, row in zip(spans, rows, strict=True)]
-        keyed.sort(key=lambda entry: -len(entry[0].rows))
+        keyed.sort(key=lambda entry: -entry[0].num_tiles)
+        ranks = range(keyed[0][0].num_tiles)
         items = [
-            (query, keys, rank)
-            for rank in range(len(keyed[0][0].rows))
-            for query, (keys, _, _) in enumerate(keyed)
-            if rank < len(keys.rows)
+            (query, keys, rank) for rank in ranks for query, (keys, _, _) in enumerate(keyed) if rank < keys.num_tiles
         ]
         self.pool = pool
         self.rows = torch.tensor([row for _, _, row in keyed])
-        self.rank_sizes = [sum(rank < len(keys.rows) for keys, _, _ in keyed) for rank in range(len(keyed[0][0].rows))]
+        self.rank_sizes = [sum(rank < keys.num_tiles for keys, _, _ in keyed) for rank in ranks]
         self.item_query = torch.tensor([query for query, _, _ in items])
-        self.key_rows = torch.stack([keys.rows[rank] for _, keys, rank in items])
+        self.key_rows = torch.stack([keys.rows[:, rank] for _, keys, rank in items], dim=1)
         tiles = torch.tensor([keys.first_tile + rank for _, keys, rank in items])
         positions = torch.tensor([span.start_position for _, span, _ in keyed])[self.item_query]
         self.hidden = hidden_positions(positions.unsqueeze(1), tiles, window).unsqueeze(1)
@@ -90,7 +89,7 @@ class SingleRows:
         own = products.pad_rows(queries.index_select(0, self.rows).view(shape))
         parts = []
         for piece in pieces(len(self.item_query), self.pool):
-            keys, values = (self.pool.gather(layer, part, self.key_rows[piece]) for part in (0, 1))
+            keys, values = (self.pool.gather(layer, part, self.key_rows[:, piece]) for part in (0, 1))
             item_queries = own.index_select(0, self.item_query[piece])
             parts.append(products.attend(item_queries, keys, values, self.hidden[piece], 0))
         joined = combine(join(parts), self.item_query, self.rank_sizes)
@@ -136,14 +135,14 @@ class Chunk:
 
     def attend(self, products: TileProducts, layer: int, queries: Tensor, outputs: Tensor) -> None:
         """Fill the rows of `outputs` [T, num_heads, head_dim] that belong to this sequence."""
-        runs = list(pieces(self.keys.rows.shape[0], self.pool))
+        runs = list(pieces(self.keys.num_tiles, self.pool))
         whole = self._gather(layer, runs[0]) if len(runs) == 1 else None
         for tile in self.tiles:
             rows = slice(tile.first_row, tile.first_row + tile.num_rows)
             outputs[rows] = self._attend_tile(products, layer, queries[rows], tile, whole)
 
     def _gather(self, layer: int, items: slice) -> tuple[Tensor, Tensor]:
-        rows = self.keys.rows[items]
+        rows = self.keys.rows[:, items]
         return self.pool.gather(layer, 0, rows), self.pool.gather(layer, 1, rows)
 
     def _attend_tile(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from ..kv_blocks import KVBlocks
 from ..reference_attention import SequenceSpan
 from ..weights import Weight, select_rows
 from .attention import Chunk, SingleRows
@@ -23,13 +24,13 @@ SINGLE_THREAD_NUMBERS = 1 << 15
 class CpuPlan:
     """Index tensors of one step. Layers with the same window share theirs."""
 
-    def __init__(self, kv: Tensor, slots: Tensor, sequences: Sequence[SequenceSpan], group: int):
+    def __init__(self, kv: KVBlocks, slots: Tensor, sequences: Sequence[SequenceSpan], group: int):
         self.pool = PoolRows(kv)
         self.sequences = sequences
         self.group = group
         is_stored = slots >= 0
         self.stored_rows = None if bool(is_stored.all()) else is_stored.nonzero().squeeze(1)
-        self.key_tokens = self.pool.key_tokens(slots if self.stored_rows is None else slots[self.stored_rows])
+        self.stored_tokens = self.pool.tokens(slots if self.stored_rows is None else slots[self.stored_rows])
         self._work: dict[int | None, list[SingleRows | Chunk]] = {}
 
     def work(self, window: int | None) -> list[SingleRows | Chunk]:
@@ -58,7 +59,7 @@ class CpuBackend:
     """Implements `kernels.backend.Backend` with torch."""
 
     device = torch.device("cpu")
-    kv_dtype = torch.float32
+    kv_dtypes = ("fp32", "int8")
 
     def __init__(self) -> None:
         self._linears = LinearPath()
@@ -91,7 +92,7 @@ class CpuBackend:
         self._head_dim = head_dim
         self._measure()
 
-    def plan_step(self, kv: Tensor, slots: Tensor, sequences: Sequence[SequenceSpan]) -> CpuPlan:
+    def plan_step(self, kv: KVBlocks, slots: Tensor, sequences: Sequence[SequenceSpan]) -> CpuPlan:
         if torch.get_num_threads() != self._num_threads:
             self._measure()
         return CpuPlan(kv, slots, sequences, self._group)
@@ -115,9 +116,9 @@ class CpuBackend:
             return reference.silu_mul(gate_up)
 
     def kv_write(self, plan: CpuPlan, layer: int, keys: Tensor, values: Tensor) -> None:
-        for part, numbers in enumerate((keys, values)):
-            kept = numbers if plan.stored_rows is None else numbers.index_select(0, plan.stored_rows)
-            plan.pool.store(layer, part, plan.key_tokens, kept)
+        if plan.stored_rows is not None:
+            keys, values = (numbers.index_select(0, plan.stored_rows) for numbers in (keys, values))
+        plan.pool.store(layer, plan.stored_tokens, keys, values)
 
     def paged_attention(self, plan: CpuPlan, layer: int, queries: Tensor, scale: float, window: int | None) -> Tensor:
         scaled = queries * scale

@@ -11,28 +11,48 @@ from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.planner import PoolTooSmallError, cpu_weight_bytes, machine_memory_bytes, plan_pool
 
 GIB = 1 << 30
-DEFAULT = KVLayout(30, 3, 64, torch.float32)
+DEFAULT = KVLayout(30, 3, 64)
+DEFAULT_INT8 = KVLayout(30, 3, 64, "int8")
 
 
 def test_a_block_is_one_aligned_image() -> None:
     assert DEFAULT.block_bytes == 30 * 2 * 3 * 16 * 64 * 4
-    for head_dim in (10, 16, 64, 80, 96, 128):
-        for num_kv_heads in (1, 3, 8):
-            layout = KVLayout(5, num_kv_heads, head_dim, torch.float32)
-            assert layout.block_bytes % 4096 == 0
-            assert layout.block_bytes % (16 * head_dim * 4) == 0
-            assert 0 <= layout.block_bytes - layout.used_bytes < 4096 * 16 * head_dim * 4
+    assert DEFAULT_INT8.used_bytes == 30 * 2 * 3 * 16 * (64 + 4)
+    for kv_dtype, width in (("fp32", 4), ("int8", 1)):
+        for head_dim in (10, 16, 64, 80, 96, 128):
+            for num_kv_heads in (1, 3, 8):
+                layout = KVLayout(5, num_kv_heads, head_dim, kv_dtype)
+                assert layout.block_bytes % 4096 == 0
+                assert layout.block_bytes % (16 * head_dim * width) == 0
+                assert 0 <= layout.block_bytes - layout.used_bytes < 4096 * 16 * head_dim * width
 
 
-def test_views_cover_the_pool_block_by_block() -> None:
-    layout = KVLayout(2, 3, 10, torch.float32)
+def test_8_bits_give_nearly_four_times_the_context() -> None:
+    assert DEFAULT.block_bytes / DEFAULT_INT8.block_bytes == 3.75
+    plans = [
+        plan_pool(layout, 2048, weight_bytes=0, memory_bytes=64 * GIB, pool_bytes=GIB)
+        for layout in (DEFAULT, DEFAULT_INT8)
+    ]
+    assert plans[1].num_blocks // plans[0].num_blocks == 3
+    assert plans[1].pool_bytes <= GIB
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
+def test_views_cover_the_pool_block_by_block(kv_dtype: str) -> None:
+    layout = KVLayout(2, 3, 10, kv_dtype)
     pool = layout.new_pool(4, torch.device("cpu")).zero_()
     kv = layout.views(pool)
-    assert kv.shape == (4, 2, 2, 3, 16, 10)
-    kv[2].fill_(1.0)
+    assert kv.values.shape == (4, 2, 2, 3, 16, 10)
+    assert kv.values[2].is_contiguous()
+    kv.values[2].fill_(1)
+    if kv.scales is not None:
+        assert kv.scales.shape == (4, 2, 2, 3, 16)
+        assert not kv.scales.count_nonzero(), "scales overlap values"
+        kv.scales[2].fill_(1.0)
+        assert (kv.values[2] == 1).all(), "values overlap scales"
     assert pool[2].count_nonzero() > 0
+    assert pool[2, layout.used_bytes :].count_nonzero() == 0
     assert all(pool[block].count_nonzero() == 0 for block in (0, 1, 3))
-    assert kv[2].is_contiguous()
 
 
 @pytest.mark.parametrize(("memory_gib", "pool_gib"), [(8, 2), (16, 4), (64, 4)])

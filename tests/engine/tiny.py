@@ -55,10 +55,13 @@ def packed(tensor: Tensor) -> PackedTensor:
     return FpWeight(tensor) if tensor.dim() == 2 else tensor
 
 
-def decoder_of(hf_config: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> Decoder:
+def decoder_of(
+    hf_config: dict[str, Any], tensors: dict[str, Tensor] | None = None, *, kv_dtype: str = "auto"
+) -> Decoder:
     config = ModelConfig.from_hf(hf_config)
     tensors = random_tensors(config) if tensors is None else tensors
-    return Decoder(config, lambda name: packed(tensors[name]), WeightFacts("0" * 64, "fp32"), backend_for("cpu"))
+    facts = WeightFacts("0" * 64, "fp32")
+    return Decoder(config, lambda name: packed(tensors[name]), facts, backend_for("cpu"), kv_dtype=kv_dtype)
 
 
 def runner_of(model: Decoder, num_blocks: int = 160) -> ModelRunner:

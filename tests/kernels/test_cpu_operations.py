@@ -10,6 +10,7 @@ from torch import Tensor
 from chatkv.engine.kv_layout import KVLayout
 from chatkv.kernels import OPERATIONS, backend_for, reference, reference_attention
 from chatkv.kernels.cpu import CpuBackend
+from chatkv.kernels.kv_blocks import KVBlocks
 from chatkv.kernels.reference_attention import SequenceSpan
 from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight, select_rows
 
@@ -109,11 +110,34 @@ def test_rope_turns_pairs_by_their_angle(backend: CpuBackend) -> None:
         assert complex(found[pair], found[pair + 2]) == pytest.approx(turned, rel=1e-6)
 
 
-def pool_of(generator: torch.Generator) -> Tensor:
-    layout = KVLayout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, torch.float32)
+@pytest.fixture(params=["fp32", "int8"])
+def kv_dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def pool_of(generator: torch.Generator, kv_dtype: str) -> KVBlocks:
+    layout = KVLayout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, kv_dtype)
     kv = layout.views(layout.new_pool(NUM_BLOCKS, torch.device("cpu")))
-    kv.copy_(torch.randn(kv.shape, generator=generator))
+    numbers = torch.randn(kv.values.shape, generator=generator)
+    # Rows of very different sizes, so that a row read with another's scale is far off.
+    numbers *= 4 ** torch.randn(kv.values.shape[:-1], generator=generator).unsqueeze(-1)
+    if kv.scales is None:
+        kv.values.copy_(numbers)
+    else:
+        quanta, scales = reference.quantise_rows(numbers)
+        kv.values.copy_(quanta)
+        kv.scales.copy_(scales)
     return kv
+
+
+def copy_of(kv: KVBlocks) -> KVBlocks:
+    return KVBlocks(kv.values.clone(), None if kv.scales is None else kv.scales.clone())
+
+
+def assert_same_bits(found: KVBlocks, expected: KVBlocks) -> None:
+    assert torch.equal(found.values, expected.values)
+    if found.scales is not None and expected.scales is not None:
+        assert torch.equal(found.scales, expected.scales)
 
 
 SPANS = {
@@ -127,8 +151,10 @@ SPANS = {
 
 @pytest.mark.parametrize("window", [None, 1, 20, 257, 500])
 @pytest.mark.parametrize("case", SPANS)
-def test_paged_attention(backend: CpuBackend, generator: torch.Generator, case: str, window: int | None) -> None:
-    kv = pool_of(generator)
+def test_paged_attention(
+    backend: CpuBackend, generator: torch.Generator, case: str, window: int | None, kv_dtype: str
+) -> None:
+    kv = pool_of(generator, kv_dtype)
     order = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
     spans, used = [], 0
     for num_rows, start in SPANS[case]:
@@ -145,9 +171,9 @@ def test_paged_attention(backend: CpuBackend, generator: torch.Generator, case: 
 
 
 def test_long_sequences_are_gathered_in_pieces(
-    backend: CpuBackend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    backend: CpuBackend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, kv_dtype: str
 ) -> None:
-    kv = pool_of(generator)
+    kv = pool_of(generator, kv_dtype)
     spans = [SequenceSpan(200, 900, [i % NUM_BLOCKS for i in range(69)]), SequenceSpan(1, 800, range(51))]
     queries = torch.randn(201, NUM_KV_HEADS * GROUP, HEAD_DIM, generator=generator)
     found = []
@@ -161,17 +187,21 @@ def test_long_sequences_are_gathered_in_pieces(
     assert torch.equal(found[1], found[5])
 
 
-def test_kv_write_skips_rows_without_a_slot(backend: CpuBackend, generator: torch.Generator) -> None:
-    kv = pool_of(generator)
-    expected = kv.clone()
+def test_kv_write_skips_rows_without_a_slot(backend: CpuBackend, generator: torch.Generator, kv_dtype: str) -> None:
+    kv = pool_of(generator, kv_dtype)
+    expected = copy_of(kv)
     slots = torch.tensor([37, -1, 16 * 5, 16 * 5 + 1, NUM_BLOCKS * 16 - 1])
     keys, values = (torch.randn(5, NUM_KV_HEADS, HEAD_DIM, generator=generator) for _ in range(2))
     plan = backend.plan_step(kv, slots, [SequenceSpan(5, 0, [5])])
     for layer in range(NUM_LAYERS):
         backend.kv_write(plan, layer, keys, values)
         reference_attention.kv_write(expected, layer, keys, values, slots)
-    assert torch.equal(kv, expected)
-    assert torch.equal(kv[2, 1, 0, :, 5], keys[0])
+    assert_same_bits(kv, expected)
+    if kv.scales is None:
+        assert torch.equal(kv.values[2, 1, 0, :, 5], keys[0])
+    else:
+        stored = reference.dequantise_rows(kv.values[2, 1, 0, :, 5], kv.scales[2, 1, 0, :, 5])
+        assert ((stored - keys[0]).abs() <= 0.5001 * kv.scales[2, 1, 0, :, 5].unsqueeze(-1)).all()
 
 
 def test_every_listed_operation_has_a_specification() -> None:

@@ -10,6 +10,7 @@ import torch
 from chatkv.engine.models.decoder import NUMERICS_EPOCH
 from chatkv.kernels import reference
 from chatkv.kernels.cpu.tiles import KEY_TILE, TileProducts, combine
+from chatkv.kernels.kv_blocks import KVBlocks
 from chatkv.kernels.reference_attention import SequenceSpan, paged_attention
 from chatkv.kernels.weights import Int4Weight, Int8Weight
 
@@ -48,9 +49,20 @@ def test_rope_and_norm() -> None:
     assert reference.silu_mul(torch.tensor([[0.0, 5.0]])).tolist() == [[0.0]]
 
 
+def test_rows_of_8_bits() -> None:
+    rows = torch.tensor([[254.0, 1.0, 3.0, -5.0, -254.0], [0.0, 0.0, 0.0, 0.0, 0.0], [-127.0, 126.5, 63.5, 0.5, 0.25]])
+    quanta, scales = reference.quantise_rows(rows)
+    assert quanta.dtype == torch.int8
+    assert scales.tolist() == [2.0, 0.0, 1.0]
+    # Halves go to the even neighbour: 0.5 -> 0, 1.5 -> 2, -2.5 -> -2, 126.5 -> 126, 63.5 -> 64.
+    assert quanta.tolist() == [[127, 0, 2, -2, -127], [0, 0, 0, 0, 0], [-127, 126, 64, 0, 0]]
+    assert reference.dequantise_rows(quanta, scales)[0].tolist() == [254.0, 0.0, 4.0, -4.0, -254.0]
+
+
 def test_attention_over_equal_scores_is_the_mean_and_over_one_key_its_value() -> None:
-    kv = torch.zeros(4, 1, 2, 1, 16, 2)
-    kv[:, 0, 1, 0] = torch.arange(128.0).view(4, 16, 2)
+    numbers = torch.zeros(4, 1, 2, 1, 16, 2)
+    numbers[:, 0, 1, 0] = torch.arange(128.0).view(4, 16, 2)
+    kv = KVBlocks(numbers)
     span = SequenceSpan(4, 0, [2])
     found = paged_attention(torch.zeros(4, 1, 2), kv, 0, [span], 1.0)
     assert found[[0, 1, 3], 0].tolist() == [[64.0, 65.0], [65.0, 66.0], [67.0, 68.0]]

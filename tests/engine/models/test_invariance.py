@@ -40,19 +40,23 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
 @pytest.mark.parametrize("name", MODELS)
-def test_chunks_batches_and_hits_keep_every_bit(name: str, threads: int) -> None:
-    model = decoder_of(BASE | MODELS[name])
+def test_chunks_batches_and_hits_keep_every_bit(name: str, threads: int, kv_dtype: str) -> None:
+    model = decoder_of(BASE | MODELS[name], kv_dtype=kv_dtype)
     check_invariance(runner_of(model, num_blocks=480), random_ids(NUM_TOKENS, 211, seed=3))
 
 
-def test_thread_counts_give_the_same_bits() -> None:
+@pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
+def test_thread_counts_give_the_same_bits(kv_dtype: str) -> None:
     ids = random_ids(300, 211)
     before = torch.get_num_threads()
     found = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        found += logits_of(runner_of(decoder_of(BASE | MODELS["group-3"])), sequence(ids, 0, range(20)))
+        found += logits_of(
+            runner_of(decoder_of(BASE | MODELS["group-3"], kv_dtype=kv_dtype)), sequence(ids, 0, range(20))
+        )
     torch.set_num_threads(before)
     assert torch.equal(*found)
 
