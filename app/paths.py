@@ -89,6 +89,16 @@ class Paths:
         return self.state_dir / "store.key"
 
     @property
+    def kv_key_file(self) -> Path:
+        """32 random bytes that the disk store is encrypted with, where that is wished, 0600."""
+        return self.state_dir / "kv.key"
+
+    @property
+    def kv_quota_file(self) -> Path:
+        """The disk store's size as chosen at the first start, in bytes."""
+        return self.state_dir / "kv_quota"
+
+    @property
     def last_model_file(self) -> Path:
         """Name of the model that was used last."""
         return self.state_dir / "last_model"

@@ -8,13 +8,15 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ByteSize, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from .errors import UserError
 from .paths import Paths
 
 DEFAULT_MODEL = "smollm2-135m"
+MIN_KV_DISK_BYTES = 16 << 20
+"""A disk store that cannot hold a few blocks of a small model is a mistake; 0 turns it off."""
 
 
 class Settings(BaseSettings):
@@ -41,8 +43,20 @@ class Settings(BaseSettings):
     """The service stops after this long without a client or a request; 0 never."""
     context_tokens: int = Field(8192, ge=64)
     """Longest conversation, if the model allows it."""
-    kv_bytes: int | None = Field(None, ge=1)
-    """Size of the device pool; default min(25 % of RAM, 4 GiB) on the CPU, at least one context."""
+    kv_bytes: ByteSize | None = Field(None, ge=1)
+    """Size of the device pool; default min(25 % of RAM, 4 GiB) on the CPU, at least one context. Sizes are bytes, or
+    text such as "20GiB"."""
+    kv_disk_bytes: ByteSize | None = None
+    """What the disk store may take, everything counted; default min(25 % of free disk space, 50 GiB), fixed at the
+    first start. 0: nothing of a conversation's state is kept on disk, and what was kept is removed."""
+    kv_host_bytes: ByteSize | None = None
+    """RAM for blocks that leave the device; default none on the CPU, whose pool is RAM itself."""
+    kv_dtype: Literal["auto", "int8"] = "auto"
+    """int8 halves what a conversation's state takes, at a small cost in quality."""
+    kv_encryption: bool = False
+    """Encrypt the disk store; its key is a file beside the service's other keys."""
+    idle_unload_s: float = Field(3600.0, ge=0)
+    """The model leaves memory after this long without a request, and the next one loads it again; 0 never."""
     max_num_seqs: int = Field(32, ge=1, le=512)
     max_num_waiting: int = Field(64, ge=1, le=4096)
     nice: int = Field(5, ge=0, le=19)
@@ -54,6 +68,13 @@ class Settings(BaseSettings):
     """Plain ASCII glyphs in the terminal app."""
     mouse: bool = True
     theme: str = "textual-dark"
+
+    @field_validator("kv_disk_bytes")
+    @classmethod
+    def _check_disk_bytes(cls, value: ByteSize | None) -> ByteSize | None:
+        if value is not None and value != 0 and value < MIN_KV_DISK_BYTES:
+            raise ValueError(f"must be 0 (off) or at least {MIN_KV_DISK_BYTES >> 20} MiB, which is a few blocks")
+        return value
 
     @classmethod
     def settings_customise_sources(
@@ -105,7 +126,10 @@ def _as_user_error(error: ValidationError, file: Path) -> UserError:
     is_from_env = any(key.upper() == variable and value for key, value in os.environ.items())
     where = f"the environment variable {variable}" if is_from_env else str(file)
     field = ".".join(str(part) for part in first["loc"])
-    return UserError(f"Setting '{field}': {first['msg']}.", f"It comes from {where}.")
+    said = first["msg"].removeprefix("Value error, ")
+    if first["type"].startswith("byte_size"):
+        said = 'not a size: write a number of bytes, or text such as "20GiB"'
+    return UserError(f"Setting '{field}': {said}.", f"It comes from {where}.")
 
 
 def _sentence(error: Exception) -> str:

@@ -86,9 +86,6 @@ class Client:
         async for event in self._stream("GET", "/chatkv/events"):
             yield event
 
-    async def cache(self) -> Json:
-        return await self._get("/chatkv/cache")
-
     async def cancel_request(self, request_id: str) -> None:
         await self._send("POST", "/chatkv/cancel", {"request_id": request_id})
 
@@ -126,8 +123,9 @@ class Client:
         return (await self._send("PATCH", f"/chatkv/chats/{chat_id}", fields))["chat"]
 
     async def delete_chat(self, chat_id: str) -> Json:
-        """To the trash; what is being written there stops."""
-        return (await self._send("DELETE", f"/chatkv/chats/{chat_id}"))["chat"]
+        """`{"chat", "cache"}`: its text goes to the trash, its KV is gone (see `forget_cache`); what is being written
+        there stops."""
+        return await self._send("DELETE", f"/chatkv/chats/{chat_id}", timeout=NO_TIMEOUT)
 
     async def restore_chat(self, chat_id: str) -> Json:
         return (await self._send("POST", f"/chatkv/chats/{chat_id}/restore"))["chat"]
@@ -166,6 +164,51 @@ class Client:
     async def cancel(self, chat_id: str) -> bool:
         """Stop what is being written in a chat; False when nothing was."""
         return bool((await self._send("POST", f"/chatkv/chats/{chat_id}/cancel"))["was_running"])
+
+    # The cache
+
+    async def cache(self) -> Json:
+        """What every tier holds, and where each chat's blocks lie."""
+        return await self._get("/chatkv/cache")
+
+    async def warm_chat(self, chat_id: str, draft: str | None = None) -> Json:
+        """Bring a chat's blocks to the device; with a draft, compute what the draft will need. Never loads a model.
+
+        `{"is_started", "reason"}`; call it as often as the draft changes.
+        """
+        return await self._send("POST", f"/chatkv/chats/{chat_id}/warm", {"draft": draft})
+
+    async def why_missed(self, chat_id: str | None = None) -> Json | None:
+        """What was reused for the chat's last request (None: the last of all) and where its prefix was missed."""
+        query = {} if chat_id is None else {"chat_id": chat_id}
+        return (await self._get("/chatkv/cache/why", **query))["request"]
+
+    async def forget_cache(self, chat_id: str) -> Json:
+        """Remove a chat's blocks from everywhere; its text stays.
+
+        `{"num_removed", "num_shared" (stay, because other chats need them), "is_complete"}`.
+        """
+        return await self._send("POST", "/chatkv/cache/forget", {"chat_id": chat_id}, NO_TIMEOUT)
+
+    async def clear_cache(self) -> Json:
+        """Remove all blocks of all chats and models from everywhere: `{"num_removed", "is_complete"}`."""
+        return await self._send("POST", "/chatkv/cache/clear", timeout=NO_TIMEOUT)
+
+    async def prune_cache(self) -> Json:
+        """Remove what no installed model can use: `{"num_slabs", "num_blocks", "freed_bytes"}`."""
+        return await self._send("POST", "/chatkv/cache/prune", timeout=NO_TIMEOUT)
+
+    async def offload_chat(self, chat_id: str) -> Json:
+        """Free the device of a chat's blocks that a lower tier holds too: `{"num_offloaded"}`."""
+        return await self._send("POST", "/chatkv/cache/offload", {"chat_id": chat_id})
+
+    async def verify_cache(self) -> AsyncGenerator[Json, None]:
+        """Read and check every stored block; bad ones are removed. Closing the generator ends it.
+
+        `{"type": "progress", "num_checked", "num_blocks"}`, and last `{"type": "done", "num_checked", "num_damaged"}`.
+        """
+        async for event in self._stream("POST", "/chatkv/cache/verify"):
+            yield event
 
     # Models
 
