@@ -69,6 +69,16 @@ CHAT_LIST_BINDINGS: list[BindingType] = [
     _key("/", "screen.search", "Search", "list.search"),
 ]
 
+CHAIN_LIST_BINDINGS: list[BindingType] = [
+    _key("k,up", "move(-1)", "Up", "chains.up"),
+    _key("j,down", "move(1)", "Down", "chains.down"),
+    _key("pageup", "move(-10)", "Page up", "chains.page-up"),
+    _key("pagedown", "move(10)", "Page down", "chains.page-down"),
+    _key("home", "move(-100000)", "First", "chains.home"),
+    _key("end", "move(100000)", "Last", "chains.end"),
+    _key("enter", "choose", "Open the chat", "chains.open"),
+]
+
 COMPOSER_BINDINGS: list[BindingType] = [
     _key("ctrl+g", "open_editor", "Write in $EDITOR", "composer.editor"),
     _key("pageup", "screen.scroll_transcript(-1)", "Scroll the conversation up", "composer.page-up"),

@@ -14,6 +14,9 @@ from .records import ChatSummary, Message
 from .render.sanitize import sanitize_line
 from .service_records import Job, ModelState, ServiceStatus
 
+CACHE_EVENTS = frozenset({"hello", "resync", "model", "reply_progress", "reply_delta", "reply_done", "chat_deleted"})
+"""Beside a status that is another one."""
+
 
 @dataclass
 class LiveReply:
@@ -86,6 +89,8 @@ class Board:
         self.trouble = ""
         """Why the service cannot be started, until it can."""
         self.open_chat_id: str | None = None
+        self.num_cache_changes = 0
+        """Events so far after which the KV cache may hold something else."""
         self._last_seq: int | None = None
         self._done_ids: deque[str] = deque(maxlen=64)
         self._changes = Changes()
@@ -130,6 +135,8 @@ class Board:
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take one event of the stream; unknown types are ignored."""
         self._check_sequence(event)
+        if event.get("type") in CACHE_EVENTS:
+            self.num_cache_changes += 1
         handler = getattr(self, f"_on_{event.get('type')}", None)
         if handler is not None:
             handler(event)
@@ -162,7 +169,9 @@ class Board:
 
     def _on_status(self, event: Mapping[str, Any]) -> None:
         status = event.get("status")
+        before = self.status
         self.status = ServiceStatus.from_json(status if isinstance(status, Mapping) else event)
+        self.num_cache_changes += self.status != before
         self._changes.is_status_changed = True
 
     def _on_model(self, event: Mapping[str, Any]) -> None:

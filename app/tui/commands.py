@@ -20,6 +20,7 @@ class Command:
 
 COMMANDS = (
     Command("new", "New chat", "new_chat", key="^N"),
+    Command("private", "New private chat: nothing of it is kept", "private_chat"),
     Command("chats", "Chats and search", "chats", key="^O"),
     Command("search", "Search titles and messages", "search_for", "[text]"),
     Command("rename", "Rename this chat", "rename_to", "[title]"),
@@ -39,6 +40,7 @@ COMMANDS = (
     Command("export", "Write this chat to a file (.md or .json)", "export_to", "[file]"),
     Command("editor", "Write in $EDITOR", "open_editor", key="^G"),
     Command("cache", "What the KV cache holds", "cache", key="F4"),
+    Command("restart", "Start the service anew", "restart_service"),
     Command("theme", "Choose a theme", "theme"),
     Command("help", "Keys and commands", "help", key="F1"),
     Command("quit", "Quit; replies go on in the service", "quit", key="^Q"),

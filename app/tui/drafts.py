@@ -13,15 +13,20 @@ from .ports import RefusedError, ServiceLostError
 HTTP_NOT_FOUND = 404
 """The chat is gone for good; its draft goes with it."""
 _NEW_CHAT = "new:"
+_NEW_PRIVATE_CHAT = "new:private:"
 
 
-def new_chat_key() -> str:
+def new_chat_key(is_private: bool = False) -> str:
     """What stands for the id of a chat that the service does not know yet."""
-    return _NEW_CHAT + secrets.token_hex(8)
+    return (_NEW_PRIVATE_CHAT if is_private else _NEW_CHAT) + secrets.token_hex(8)
 
 
 def is_new(key: str) -> bool:
     return key.startswith(_NEW_CHAT)
+
+
+def is_new_private(key: str) -> bool:
+    return key.startswith(_NEW_PRIVATE_CHAT)
 
 
 class Drafts:
@@ -33,9 +38,13 @@ class Drafts:
     def __init__(self, file: Path | None = None):
         self._file = file
         self._unsaved: dict[str, str] = {}
+        self._private_keys: set[str] = set()
 
-    def put(self, key: str, text: str) -> None:
+    def put(self, key: str, text: str, *, is_private: bool = False) -> None:
+        """A private chat's draft never reaches the file."""
         self._unsaved[key] = text
+        if is_private:
+            self._private_keys.add(key)
 
     def pending(self, key: str) -> str | None:
         """The text not yet saved, newer than the service's."""
@@ -74,7 +83,7 @@ class Drafts:
         """Keep what is unsaved for the next start; the file is private."""
         if self._file is None:
             return
-        unsaved = {key: text for key, text in self._unsaved.items() if text.strip()}
+        unsaved = {key: text for key, text in self._unsaved.items() if text.strip() and key not in self._private_keys}
         if not unsaved:
             self._file.unlink(missing_ok=True)
             return

@@ -18,5 +18,10 @@ def number(data: Json, key: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
+def mapping(data: Json, key: str) -> Json:
+    value = data.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
 def integer(data: Json, key: str) -> int:
     return int(number(data, key))

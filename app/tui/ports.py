@@ -27,14 +27,16 @@ class ChatService(Protocol):
 
     async def list_chats(self) -> list[JsonObject]: ...
 
-    async def create_chat(self) -> JsonObject: ...
+    async def create_chat(self, *, private: bool = False) -> JsonObject:
+        """Of a private chat nothing is kept when the service ends, and nothing of its KV leaves memory."""
 
     async def get_chat(self, chat_id: str) -> JsonObject:
         """`{"chat", "messages", "siblings"}`."""
 
     async def update_chat(self, chat_id: str, fields: Mapping[str, Any]) -> JsonObject: ...
 
-    async def delete_chat(self, chat_id: str) -> JsonObject: ...
+    async def delete_chat(self, chat_id: str) -> JsonObject:
+        """`{"chat", "cache": {"num_removed", "num_shared"}}`: the text goes to the trash, what was cached is gone."""
 
     async def restore_chat(self, chat_id: str) -> JsonObject: ...
 
@@ -64,3 +66,24 @@ class ChatService(Protocol):
     async def cancel_job(self, job_id: str) -> JsonObject: ...
 
     async def cache(self) -> JsonObject: ...
+
+    async def warm_chat(self, chat_id: str, draft: str | None = None) -> JsonObject:
+        """Bring a chat's blocks to the device; with a draft, compute what it will need: `{"is_started", "reason"}`."""
+
+    async def offload_chat(self, chat_id: str) -> JsonObject:
+        """`{"num_offloaded"}` blocks left the device; a lower tier has them."""
+
+    async def forget_cache(self, chat_id: str) -> JsonObject:
+        """`{"num_removed", "num_shared"}`: blocks of other chats stay, and so does the text."""
+
+    def verify_cache(self) -> AsyncGenerator[JsonObject, None]:
+        """Reads every stored block: `progress` events with `num_checked` and `num_blocks`, and last `done` with
+        `num_checked` and `num_damaged`."""
+
+    async def why_missed(self, chat_id: str | None = None) -> JsonObject | None:
+        """What was reused for the chat's last request, and its `miss`."""
+
+    async def stop(self) -> bool:
+        """End the service; `events` ends, and `ensure_service` starts it again."""
+
+    def is_same_version(self, status: JsonObject) -> bool: ...

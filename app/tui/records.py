@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .json_fields import Json, integer, number, string
+from .cache_records import TIERS, Miss
+from .json_fields import Json, integer, mapping, number, string
 from .render.sanitize import sanitize, sanitize_line
 
 SNIPPET_LEAD_CHARS = 12
@@ -23,18 +24,34 @@ class ReplyStats:
     ttft_s: float = 0.0
     tokens_per_s: float = 0.0
     num_tokens: int = 0
+    prefill_s: float = 0.0
+    cached_by_tier: tuple[tuple[str, int], ...] = ()
+    """(tier, prompt tokens that came from there), fastest first; tiers without any are left out."""
+    load_s: float | None = None
+    """How long lower tiers were read; None when nothing was loaded."""
+    miss: Miss | None = None
 
     @classmethod
     def from_json(cls, data: Json | None) -> ReplyStats | None:
         if not data:
             return None
+        debug = mapping(data, "chatkv")
+        load, by_tier = mapping(debug, "load"), mapping(debug, "cached_by_tier") or mapping(data, "cached_by_tier")
         return cls(
             integer(data, "num_prompt_tokens"),
             integer(data, "num_cached_tokens"),
             number(data, "ttft_s"),
             number(data, "tokens_per_s"),
             integer(data, "num_tokens"),
+            number(data, "prefill_s"),
+            tuple((tier, integer(by_tier, tier)) for tier in TIERS if integer(by_tier, tier)),
+            number(load, "load_s") if load.get("is_loaded") else None,
+            Miss.from_json(debug.get("miss")),
         )
+
+    @property
+    def num_missed_tokens(self) -> int:
+        return max(0, self.num_prompt_tokens - self.num_cached_tokens)
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,7 @@ class ChatSummary:
     title: str = ""
     updated_at: float = 0.0
     is_pinned: bool = False
+    is_private: bool = False
     model: str = ""
     num_tokens: int = 0
     state: str = "idle"
@@ -97,6 +115,7 @@ class ChatSummary:
             title=sanitize_line(string(data, "title")),
             updated_at=number(data, "updated_at"),
             is_pinned=bool(data.get("is_pinned")),
+            is_private=bool(data.get("is_private")),
             model=sanitize_line(string(data, "model")),
             num_tokens=integer(data, "num_tokens"),
             state=string(data, "state") or "idle",

@@ -36,19 +36,29 @@ class ModelState:
 class ServiceStatus:
     model: ModelState = field(default_factory=ModelState)
     device: str = ""
+    version: str = ""
     num_waiting: int = 0
     batch_size: int = 0
     kv_usage: float = 0.0
+    notices: tuple[str, ...] = ()
+    """What went wrong and can be lived with: a mended chat file, a store that is memory only, a full disk."""
 
     @classmethod
     def from_json(cls, data: Json) -> ServiceStatus:
         return cls(
             ModelState.from_json(data.get("model")),
             sanitize_line(string(data, "device")),
+            sanitize_line(string(data, "version")),
             integer(data, "num_waiting"),
             integer(data, "batch_size"),
             number(data, "kv_usage"),
+            _notices(data.get("notices") or ()),
         )
+
+
+def _notices(value: object) -> tuple[str, ...]:
+    texts = value if isinstance(value, (list, tuple)) else ()
+    return tuple(sanitize_line(text) for text in texts if isinstance(text, str) and text.strip())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any
 from chatkv.app.client.tip import TIP, Tip
 
 from .board import Board, OpenChatEvent
-from .drafts import Drafts, is_new, new_chat_key
+from .cache_watch import CacheWatch
+from .drafts import Drafts, is_new, is_new_private, new_chat_key
 from .ports import ChatService, RefusedError
 from .records import ChatSummary, Conversation, Message, OverflowChoice
 from .refusals import OVERFLOW_CODE, PASSING_CODES, ContextOverflowError, QueuedTurnRefusedError
@@ -21,6 +22,7 @@ class Session:
         self.service = service
         self.board = board
         self.drafts = drafts
+        self.cache = CacheWatch(service, board)
         self.conversation: Conversation | None = None
         self.thread = Thread()
         self.queued: dict[str, list[str]] = {}
@@ -48,6 +50,11 @@ class Session:
         return self.board.chats.get(opened.id, opened) if opened else None
 
     @property
+    def is_private(self) -> bool:
+        """Whether nothing of the open chat is kept."""
+        return self.summary.is_private if self.summary else is_new_private(self._new_key)
+
+    @property
     def messages(self) -> list[Message]:
         return self.thread.messages
 
@@ -60,9 +67,9 @@ class Session:
         """What waits to be sent in the open chat."""
         return self.queued.get(self.chat_key, [])
 
-    def begin_new(self, key: str | None = None) -> None:
+    def begin_new(self, key: str | None = None, *, is_private: bool = False) -> None:
         """An empty conversation; the service hears of it when there is something to keep."""
-        self._new_key = key or new_chat_key()
+        self._new_key = key or new_chat_key(is_private)
         self.conversation, self.thread, self.board.open_chat_id = None, Thread(), None
 
     async def open_chat(self, chat_id: str) -> bool:
@@ -102,7 +109,8 @@ class Session:
             return key
         async with self._making:
             if key not in self._made:
-                conversation = Conversation.from_json({"chat": await self.service.create_chat()})
+                chat = await self.service.create_chat(private=is_new_private(key))
+                conversation = Conversation.from_json({"chat": chat})
                 self._made[key] = conversation.summary.id
                 self.board.put_chat(conversation.summary)
                 if self.chat_key == key and self.board.open_chat_id is None:
@@ -182,7 +190,9 @@ class Session:
     def save_draft(self, key: str, composed: str) -> None:
         """Remember what stands in the composer (and waits in the queue) of a chat; written by `drafts.flush`."""
         waiting = self.queued.get(key, [])
-        self.drafts.put(key, "\n\n".join([*waiting, composed] if composed else waiting))
+        text = "\n\n".join([*waiting, composed] if composed else waiting)
+        chat = self.board.chats.get(key)
+        self.drafts.put(key, text, is_private=chat.is_private if chat else is_new_private(key))
 
     async def write_draft(self, key: str, text: str) -> None:
         """Give a draft to the service, in a chat made for it if it is a new one's."""

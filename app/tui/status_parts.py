@@ -12,6 +12,7 @@ from .render.bar import Part
 from .render.chat_rows import badge_text
 from .render.palette import Palette
 from .render.width import shorten
+from .session import Session
 from .widgets.item import live_text
 
 GAUGE_CELLS = 8
@@ -82,6 +83,17 @@ def chat_left(
         if facts:
             parts.append([(f" {palette.glyphs.separator} ".join(facts), palette.dim)])
     return parts
+
+
+def keeping_parts(session: Session, palette: Palette) -> list[Part]:
+    """Where a new chat will be kept, and of a private one that it is not."""
+    if session.is_private:
+        return [[("private: nothing is kept", palette.warn)]]
+    report = session.cache.report
+    if session.conversation is not None or not report.model:
+        return []
+    where = "disk" if report.disk.state == "on" else "memory only"
+    return [[(f"keep KV: {where}", palette.dim), ("  /private keeps nothing", palette.dim)]]
 
 
 def chat_right(

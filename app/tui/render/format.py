@@ -40,6 +40,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)}:{int(seconds % 60):02d}"
 
 
+def rough(seconds: float) -> str:
+    """0.9 s, 14 s, 1:40: for estimates."""
+    return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
+
+
 def clock(timestamp: float, now: float) -> str:
     """The time of day, with the date when it is not today's."""
     moment = time.localtime(timestamp)
@@ -50,6 +55,13 @@ def clock(timestamp: float, now: float) -> str:
 def percent(share: float) -> str:
     """12 %; what is there never counts as nothing."""
     return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+def used_of(used_bytes: float, limit_bytes: float) -> str:
+    """1.9/2.2 GB: the unit once where it is the same."""
+    used, limit = size(used_bytes), size(limit_bytes)
+    unit = limit.rpartition(" ")[2]
+    return f"{used.removesuffix(' ' + unit) if used.endswith(' ' + unit) else used}/{limit}"
 
 
 def gauge(share: float, cells: int, glyphs: Glyphs) -> str:

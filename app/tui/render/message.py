@@ -7,28 +7,10 @@ from dataclasses import dataclass
 
 from rich.segment import Segment
 
-from . import format
 from .line import BLANK, Line, lines_from_rows
 from .palette import Palette
 from .stream import MarkdownStream
 from .width import Run, cell_len, shorten, to_segments, wrap_text
-
-
-@dataclass(frozen=True)
-class Proof:
-    """How little of the prompt had to be computed."""
-
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    ttft_s: float
-    tokens_per_s: float
-
-    def __str__(self) -> str:
-        share = f" ({100 * self.num_cached_tokens // self.num_prompt_tokens}%)" if self.num_prompt_tokens else ""
-        return (
-            f"reused {self.num_cached_tokens:,}/{self.num_prompt_tokens:,} tok{share} · "
-            f"TTFT {format.duration(self.ttft_s)} · {self.tokens_per_s:.1f} tok/s"
-        )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,17 @@ class Glyphs:
     separator: str = "·"
     ellipsis: str = "…"
     prompt: str = "❯"
+    private: str = "○"
+    kv_device: str = "█"
+    kv_host: str = "▓"
+    kv_disk: str = "░"
+    kv_missing: str = "·"
+    opened: str = "▾"
+    fork: str = "├"
+    last_fork: str = "└"
+
+    def of_tier(self, tier: str) -> str:
+        return {"device": self.kv_device, "host": self.kv_host, "disk": self.kv_disk}.get(tier, self.kv_missing)
 
 
 ASCII_GLYPHS = Glyphs(
@@ -55,6 +66,14 @@ ASCII_GLYPHS = Glyphs(
     separator="|",
     ellipsis="~",
     prompt=">",
+    private="%",
+    kv_device="#",
+    kv_host="=",
+    kv_disk="-",
+    kv_missing=".",
+    opened="v",
+    fork="|",
+    last_fork="`",
 )
 
 
@@ -120,6 +139,10 @@ class Palette:
         return Style(color=self.muted, bgcolor=self.panel)
 
     @cached_property
+    def accented(self) -> Style:
+        return Style(color=self.accent)
+
+    @cached_property
     def good(self) -> Style:
         return Style(color=self.success)
 
@@ -130,6 +153,10 @@ class Palette:
     @cached_property
     def bad(self) -> Style:
         return Style(color=self.error)
+
+    def tier(self, name: str) -> Style:
+        """Style of a tier of the KV cache, its bar and its gauge."""
+        return {"device": self.good, "host": self.bullet, "disk": self.accented}.get(name, self.dim)
 
     @cached_property
     def _token_styles(self) -> dict[Any, Style]:

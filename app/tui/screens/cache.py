@@ -1,80 +1,227 @@
-"""What the KV pool holds: how full it is, and how much of each chat is kept."""
+"""The cache inspector: how full each tier is, where the blocks of each chat lie, and what can be done about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import time
+from collections.abc import Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any, ClassVar
 
 from rich.text import Text
-from textual.containers import VerticalScroll
+from textual import events
+from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Static
 
+from ..cache_records import Chain, Miss
 from ..ports import RefusedError, ServiceLostError
 from ..render import format
+from ..render.cache_tree import SORTS, chain_rows
+from ..render.chain_row import titles
+from ..render.forgotten import forgotten_text
+from ..render.miss import miss_text
 from ..render.palette import Palette
-from ..render.width import fit
+from ..render.tier_lines import tier_lines
+from ..render.width import Run
 from ..session import Session
+from ..widgets.chain_list import ChainList
 from .sheet import Sheet
 
-REFRESH_S = 1.0
-GAUGE_CELLS = 16
+ASK_EVERY_S = 2.0
+AGES_EVERY_S = 30.0
+VERIFY_CELLS = 16
+NOTHING = "Nothing is kept yet."
 
 
-class CacheScreen(Sheet[None]):
+class CacheScreen(Sheet[str]):
+    """Dismissed with the id of the chat that should be opened, if any."""
+
     sheet_title = "KV cache"
+    sheet_keys = "p pin  w warm  o offload  x drop  v verify  s sort  y why  Enter  Esc"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "pin", "Pin: it is never evicted", show=False, id="cache.pin"),
+        Binding("w", "warm", "Warm: bring it to the device", show=False, id="cache.warm"),
+        Binding("o", "offload", "Offload: leave the device to others", show=False, id="cache.offload"),
+        Binding("x", "drop", "Drop what is kept; the text stays", show=False, id="cache.drop"),
+        Binding("v", "verify", "Read and check every stored block", show=False, id="cache.verify"),
+        Binding("s", "sort", "Sort by last use, tokens or time saved", show=False, id="cache.sort"),
+        Binding("y", "why", "Why its last prompt was not reused further", show=False, id="cache.why"),
+    ]
 
     def __init__(self, session: Session, palette: Palette):
         super().__init__()
         self._session = session
         self._palette = palette
+        self._sort = next(iter(SORTS))
+        self._to_confirm: str | None = None
+        self._is_verifying = False
 
     def contents(self) -> Iterable[Widget]:
-        with VerticalScroll():
-            yield Static("asking the service", id="body-text", markup=False)
+        yield Static("asking the service", id="tiers", markup=False)
+        yield Static("", id="titles", markup=False)
+        yield ChainList(self.dismiss, self._palette, id="chains")
+        yield Static("", id="said", markup=False)
 
     def on_mount(self) -> None:
+        self.query_one(ChainList).focus()
         self._refresh()
-        self.set_interval(REFRESH_S, self._refresh)
+        self.set_interval(ASK_EVERY_S, self._refresh_if_due)
+        self.set_interval(AGES_EVERY_S, self._show)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._show)
+
+    # Drawing
+
+    def _refresh_if_due(self) -> None:
+        if self._session.cache.is_due:
+            self._refresh()
 
     def _refresh(self) -> None:
-        self.run_worker(self._fetch(), exclusive=True, exit_on_error=False)
+        self.run_worker(self._ask(), group="cache", exit_on_error=False)
 
-    async def _fetch(self) -> None:
-        body = self.query_one("#body-text", Static)
-        try:
-            cache = await self._session.service.cache()
-        except RefusedError as error:
-            body.update(error.message)
-        except ServiceLostError:
-            body.update("The service does not answer.")
+    async def _ask(self) -> None:
+        await self._session.cache.ask()
+        self._show()
+
+    def _show(self) -> None:
+        cache, palette, chains = self._session.cache, self._palette, self.query_one(ChainList)
+        report, width = cache.report, chains.size.width
+        if not width:
+            return
+        device = self._session.board.status.device
+        block = f" · block {report.block_size} tok = {format.size(report.block_bytes)}" if report.block_bytes else ""
+        self.query_one("#sheet").border_title = f"KV cache  {report.model or 'no model is loaded'}{block}"
+        tiers = tier_lines(report, device, width, palette)
+        self.query_one("#tiers", Static).update(_text(tiers) if tiers else Text(cache.trouble or NOTHING, palette.dim))
+        self.query_one("#titles", Static).update(Text(titles(width), palette.dim))
+        chains.show(chain_rows(report, self._sort, time.time(), palette.glyphs), self._session.chat_id)
+        if self._to_confirm is None and not self._is_verifying:
+            self._say(self._idle_text)
+
+    @property
+    def _idle_text(self) -> str:
+        report = self._session.cache.report
+        following = report.by_chat.get(report.evicts_next)
+        words = [f"evicts next: {following.title}"] if following else []
+        return "   ".join([f"sorted by {self._sort}", *words]) if report.chains else ""
+
+    def _say(self, text: str) -> None:
+        self.query_one("#said", Static).update(text)
+
+    # Keys
+
+    def action_pin(self) -> None:
+        if chain := self._chosen:
+            fields = {"is_pinned": not chain.is_pinned}
+            words = "no longer pinned" if chain.is_pinned else "pinned: it is not evicted"
+            self._do(self._act(self._session.service.update_chat(chain.chat_id, fields), f"{chain.title} is {words}."))
+
+    def action_warm(self) -> None:
+        if chain := self._chosen:
+            self._do(self._warm(chain))
+
+    def action_offload(self) -> None:
+        if chain := self._chosen:
+            self._do(self._offload(chain))
+
+    def action_drop(self) -> None:
+        chain = self._chosen
+        if chain is None:
+            return
+        if self._to_confirm != chain.chat_id:
+            self._to_confirm = chain.chat_id
+            self._say(f"x again drops what is kept of “{chain.title}”; its text stays.")
+            return
+        self._to_confirm = None
+        self._do(self._drop(chain))
+
+    def action_verify(self) -> None:
+        """Begin; again: stop."""
+        if self._is_verifying:
+            self.workers.cancel_group(self, "verify")
+            self._say("Reading the store was stopped.")
         else:
-            titles = {chat.id: chat.shown_title for chat in self._session.board.chats.values()}
-            body.update(cache_text(cache, titles, self._palette))
+            self.run_worker(self._guarded(self._verify()), group="verify", exclusive=True, exit_on_error=False)
+
+    def action_sort(self) -> None:
+        names = list(SORTS)
+        self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        self._show()
+
+    def action_why(self) -> None:
+        if chain := self._chosen:
+            self._do(self._why(chain))
+
+    @property
+    def _chosen(self) -> Chain | None:
+        row = self.query_one(ChainList).highlighted_row
+        chain = self._session.cache.report.by_chat.get(row.chat_id or "") if row else None
+        if chain is None or self._to_confirm not in (None, chain.chat_id):
+            self._to_confirm = None
+        return chain
+
+    # Calls
+
+    async def _warm(self, chain: Chain) -> None:
+        answer = await self._session.service.warm_chat(chain.chat_id, None)
+        reason = str(answer.get("reason") or "")
+        await self._done(reason if answer.get("is_started") is False and reason else f"{chain.title} is brought up.")
+
+    async def _offload(self, chain: Chain) -> None:
+        answer = await self._session.service.offload_chat(chain.chat_id)
+        num_blocks = int(answer.get("num_offloaded") or 0)
+        await self._done(f"{num_blocks:,} blocks left the device; they are kept below.")
+
+    async def _drop(self, chain: Chain) -> None:
+        await self._done(forgotten_text(await self._session.service.forget_cache(chain.chat_id)))
+
+    async def _why(self, chain: Chain) -> None:
+        answer = await self._session.service.why_missed(chain.chat_id)
+        miss = Miss.from_json(answer.get("miss")) if answer else None
+        self._say(miss_text(miss) if miss else f"Nothing of {chain.title} was missed that was kept.")
+
+    async def _verify(self) -> None:
+        self._is_verifying = True
+        self._say("reading the store   v stops")
+        try:
+            async with aclosing(self._session.service.verify_cache()) as events_:
+                async for event in events_:
+                    self._say(self._verify_text(event))
+        finally:
+            self._is_verifying = False
+        self._session.board.num_cache_changes += 1
+
+    def _verify_text(self, event: dict[str, Any]) -> str:
+        checked, total = int(event.get("num_checked") or 0), int(event.get("num_blocks") or 0)
+        if event.get("type") == "done":
+            damaged = int(event.get("num_damaged") or 0)
+            return f"{checked:,} blocks read: " + (f"{damaged:,} damaged, removed" if damaged else "all are whole")
+        share = checked / total if total else 0.0
+        gauge = format.gauge(share, VERIFY_CELLS, self._palette.glyphs)
+        return f"{gauge} {checked:,}/{total:,} blocks read   v stops"
+
+    async def _act(self, call: Coroutine[Any, Any, object], done: str) -> None:
+        await call
+        await self._done(done)
+
+    async def _done(self, words: str) -> None:
+        await self._ask()
+        self._say(words)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        self.run_worker(self._guarded(work), group="calls", exit_on_error=False)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except RefusedError as error:
+            self._say(f"{error.message} {error.hint}".strip())
+        except ServiceLostError:
+            self._say("The service does not answer.")
 
 
-def cache_text(cache: Mapping[str, Any], titles: Mapping[str, str], palette: Palette) -> Text:
-    num_blocks, block_size = int(cache.get("num_blocks") or 0), int(cache.get("block_size") or 16)
-    num_used, num_cached = int(cache.get("num_used") or 0), int(cache.get("num_cached") or 0)
-    text = Text(style=palette.text)
-    if not num_blocks:
-        return text.append("No model is loaded, so there is no pool yet.", palette.dim)
-    text.append(f"{num_blocks:,} blocks of {block_size} tokens\n")
-    for label, count, style in (
-        ("in use", num_used, palette.good),
-        ("kept for later", num_cached, palette.warn),
-        ("free", max(0, num_blocks - num_used - num_cached), palette.dim),
-    ):
-        share = count / num_blocks
-        text.append(f"{fit(label, 16)}{format.gauge(share, GAUGE_CELLS, palette.glyphs)} ", style)
-        text.append(f"{count:>8,}  {format.percent(share)}\n", palette.dim)
-    chats = sorted(cache.get("chats") or (), key=lambda chat: -int(chat.get("num_device_blocks") or 0))
-    if chats:
-        text.append(f"\n{fit('chat', 34)}{'tokens':>10}{'kept':>8}\n", palette.dim)
-    for chat in chats:
-        num_tokens = int(chat.get("num_tokens") or 0)
-        kept = min(1.0, int(chat.get("num_device_blocks") or 0) * block_size / num_tokens) if num_tokens else 0.0
-        title = titles.get(str(chat.get("chat_id")), "another chat")
-        gauge = format.gauge(kept, 8, palette.glyphs)
-        text.append(f"{fit(title, 33)} {format.tokens(num_tokens):>10}{100 * kept:>6.0f} %  {gauge}\n")
+def _text(lines: list[list[Run]]) -> Text:
+    text = Text("\n").join(Text.assemble(*line) for line in lines)
+    text.no_wrap = True
     return text

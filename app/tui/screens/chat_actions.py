@@ -7,12 +7,14 @@ from dataclasses import replace
 from textual.widgets import Input
 
 from ..records import ChatSummary, SearchHit
-from .desk import Desk
+from ..render.forgotten import cached_gone
+from .composing import Composing
+from .keeping import Keeping
 
 SEARCH_DELAY_S = 0.2
 
 
-class ChatActions(Desk):
+class ChatActions(Composing, Keeping):
     hits: tuple[SearchHit, ...] = ()
     _deleted: list[ChatSummary]
     """Newest last, for undo."""
@@ -26,6 +28,25 @@ class ChatActions(Desk):
         self.show_conversation()
         self.close_list()
         self.set_focus(self.composer)
+
+    def action_private_chat(self) -> None:
+        """A new chat of which nothing is kept; in a new one: the other way round."""
+        self.after_typing(self._private_chat)
+
+    def _private_chat(self) -> None:
+        text, is_new = self.composer.text, self.session.chat_id is None
+        if is_new:
+            self.fill("")
+        is_private = not (is_new and self.session.is_private)
+        self.keep_composed()
+        self.session.begin_new(is_private=is_private)
+        self.show_conversation()
+        self.close_list()
+        self.set_focus(self.composer)
+        if is_new:
+            self.fill(text)
+        kept = "gone when the service ends, and never on disk" if is_private else "kept"
+        self.say(f"New chat: what is said in it is {kept}.")
 
     def action_chats(self) -> None:
         """Show the list and go to it; again: back to the composer."""
@@ -115,6 +136,7 @@ class ChatActions(Desk):
         if not self.has_class("-wide"):
             self.add_class("-list-open")
         self.show_list()
+        self.watch_cache()
 
     def leave_list(self) -> None:
         """Back to the composer; what was searched for is done with."""
@@ -132,6 +154,7 @@ class ChatActions(Desk):
         self.close_list()
         self.show_conversation()
         self.set_focus(self.composer)
+        self.warm_opened_soon()
         if message_id is not None:
             await self._mark(message_id)
 
@@ -154,14 +177,16 @@ class ChatActions(Desk):
         self.show_list()
 
     async def _delete(self, chat: ChatSummary) -> None:
-        await self.session.service.delete_chat(chat.id)
+        answer = await self.session.service.delete_chat(chat.id)
         self._deleted.append(chat)
         self.board.drop_chat(chat.id)
         if self.session.chat_id == chat.id:
             self.session.begin_new()
             self.show_conversation()
         self.show_list()
-        self.say(f"Deleted “{chat.shown_title}”. u or /undo brings it back (30 days).")
+        days = "while the service runs" if chat.is_private else "30 days"
+        undo = f"u or /undo brings it back ({days})."
+        self.say(f"Deleted “{chat.shown_title}”. {undo}{cached_gone(answer)}")
 
     async def _restore(self, chat: ChatSummary) -> None:
         await self.session.service.restore_chat(chat.id)
@@ -170,7 +195,7 @@ class ChatActions(Desk):
             await self._open(chat.id, None)
         elif await self.session.open_chat(chat.id):
             self.show_conversation()
-            self.chat_list.highlight(chat.id)
+            self.chat_list.highlight_chat(chat.id)
 
     async def search_messages(self, query: str) -> None:
         found = await self.session.service.search(query) if query.strip() else []

@@ -12,12 +12,13 @@ from ..records import Message, OverflowChoice
 from ..refusals import OVERFLOW_CODE, ContextOverflowError, QueuedTurnRefusedError
 from .desk import LOST_TEXT
 from .message_actions import MessageActions
+from .warming import Warming
 
 DRAFT_DELAY_S = 0.8
 FLUSH_EVERY_S = 0.3
 
 
-class Composing(MessageActions):
+class Composing(MessageActions, Warming):
     composed: dict[str, str]
     """What stands in the composer of each chat visited in this sitting, by the chat's key."""
     _composer_key = ""
@@ -49,6 +50,7 @@ class Composing(MessageActions):
             self.show_bars()
             return
         self._keep(self.composer.text)
+        self.warm_draft_soon()
         self.show_bars()
 
     @on(QueuedWanted)

@@ -85,3 +85,7 @@ class Desk(Screen[None]):
 
     def show_list(self) -> None:
         raise NotImplementedError
+
+    def open(self, chat_id: str, message_id: str | None = None) -> None:
+        """Show a chat, from its marked message on if one is named."""
+        raise NotImplementedError

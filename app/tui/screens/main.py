@@ -20,14 +20,17 @@ from ..render.chat_rows import chat_rows
 from ..render.palette import Palette
 from ..session import Session
 from ..thread import Shown
+from ..warming import Warmer
 from ..widgets.bar import Bar
 from ..widgets.chat_list import ChatList
 from ..widgets.composer import Composer
 from ..widgets.first_run import FirstRun
 from ..widgets.item import TranscriptItem
+from ..widgets.notice import NoticeBar
 from ..widgets.transcript import Transcript
 from .chat_actions import SEARCH_DELAY_S, ChatActions
-from .composing import DRAFT_DELAY_S, FLUSH_EVERY_S, Composing
+from .composing import DRAFT_DELAY_S, FLUSH_EVERY_S
+from .keeping import ASK_EVERY_S
 from .sizes import CLASSES, size_class
 
 FRAMES_PER_S = 15
@@ -36,7 +39,7 @@ QUIT_AGAIN_S = 3.0
 LATE_STOP_S = 0.5
 
 
-class MainScreen(Composing, ChatActions):
+class MainScreen(ChatActions):
     CSS_PATH = "main.tcss"
     BINDINGS = MAIN_BINDINGS
     AUTO_FOCUS = "#composer"
@@ -45,6 +48,7 @@ class MainScreen(Composing, ChatActions):
         super().__init__(session, palette, state_dir)
         self.default_model = default_model
         self.composed = {}
+        self.warmer = Warmer(session)
         self._deleted = []
         self._draft_timer: Timer | None = None
         self._search_timer: Timer | None = None
@@ -57,9 +61,11 @@ class MainScreen(Composing, ChatActions):
             with Vertical(id="sidebar"):
                 yield Input(placeholder="/ search chats", id="search")
                 yield ChatList(self.palette, id="chats")
+                yield Static("", id="kept", markup=False)
             with Vertical(id="talk"):
                 yield Transcript(self.palette, id="transcript")
                 yield FirstRun(id="first-run")
+                yield NoticeBar(id="notice")
                 with Horizontal(id="ask"):
                     yield Static(self.palette.glyphs.prompt, id="prompt", markup=False)
                     yield Composer(self.submit, id="composer")
@@ -76,6 +82,7 @@ class MainScreen(Composing, ChatActions):
         self.set_interval(1 / FRAMES_PER_S, self.drain)
         self.set_interval(AGES_EVERY_S, self.show_list)
         self.set_interval(FLUSH_EVERY_S, self._flush_queue_if_any)
+        self.set_interval(ASK_EVERY_S, self.watch_cache)
 
     def _flush_queue_if_any(self) -> None:
         if self.session.queued:
@@ -96,11 +103,14 @@ class MainScreen(Composing, ChatActions):
         if changes.are_jobs_changed or changes.is_status_changed:
             self.follow_jobs()
             self.show_first_run()
+        if changes.is_status_changed:
+            self.show_notices()
         self.show_bars()
 
     async def _resync(self) -> None:
         await self.session.refresh()
         self.show_conversation(keep_position=True)
+        self.watch_cache()
         if not self.session.drafts.is_saved:
             self.save_drafts_soon()
         if self.is_first_run:
@@ -108,8 +118,10 @@ class MainScreen(Composing, ChatActions):
 
     def _show_open_chat(self, changes: Changes) -> None:
         for event in changes.open_chat:
-            if isinstance(event, ReplyDone) and event.message.status != "stopped":
-                self._reply_ended_at = time.monotonic()
+            if isinstance(event, ReplyDone):
+                self.warm_draft_soon()
+                if event.message.status != "stopped":
+                    self._reply_ended_at = time.monotonic()
             shown = self.session.apply(event)
             if shown is not None:
                 self._show_change(shown)
@@ -176,6 +188,7 @@ class MainScreen(Composing, ChatActions):
             self.palette,
             query,
             self.hits if query else (),
+            self.kept,
         )
         self.chat_list.show(rows, self.session.chat_id)
 
@@ -192,6 +205,8 @@ class MainScreen(Composing, ChatActions):
         num_queued = len(self.session.waiting)
         live = self.board.live.get(self.session.chat_id or "")
         left = status_parts.chat_left(live, self.session.conversation, self.composer.text, num_queued, palette)
+        if live is None:
+            left += status_parts.keeping_parts(self.session, palette)
         if self.editing is not None:
             left = [[("editing: Enter sends a new branch, Esc leaves", palette.warn)]]
         is_saved = self.session.drafts.is_saved if self.composer.text and self.editing is None else None
@@ -203,12 +218,15 @@ class MainScreen(Composing, ChatActions):
     def _escape_does(self) -> str:
         if self.editing is not None:
             return "leave the edit"
-        return "stop" if self.session.is_busy else "conversation"
+        if self.session.is_busy:
+            return "stop"
+        return "put away" if self.query_one(NoticeBar).text else "conversation"
 
     def set_palette(self, palette: Palette) -> None:
         self.palette = palette
         self.transcript.set_palette(palette)
         self.chat_list.set_palette(palette)
+        self.show_kept()
         self.show_first_run()
         self.show_bars()
 
@@ -221,6 +239,8 @@ class MainScreen(Composing, ChatActions):
             self.after_typing(self._leave_edit)
         elif self.session.is_busy:
             self.do(self.session.stop())
+        elif self.query_one(NoticeBar).text:
+            self.action_put_away()
         elif time.monotonic() - self._reply_ended_at < LATE_STOP_S:
             pass  # Meant to stop the reply that had just ended.
         elif self.is_first_run and self.first_job is not None and self.first_job.state == "running":

@@ -109,7 +109,8 @@ class MessageActions(Sheets):
             self.do(self._export(self.session.chat_id, Path(argument or EXPORT_NAME)))
 
     def copy(self, text: str, what: str) -> None:
-        file = self.state_dir / "clipboard.txt" if self.state_dir else None
+        # What is private is in no file of ours.
+        file = self.state_dir / "clipboard.txt" if self.state_dir and not self.session.is_private else None
         copied = clipboard.copy(text, self.app.copy_to_clipboard, file)
         self.say(f"Copied the {what} {copied.how}" if copied.is_certain else f"The {what} was {copied.how}.")
 

@@ -37,7 +37,11 @@ class Sheets(Desk):
     def action_cache(self) -> None:
         from .cache import CacheScreen
 
-        self.app.push_screen(CacheScreen(self.session, self.palette))
+        def left(chat_id: str | None) -> None:
+            if chat_id:
+                self.open(chat_id)
+
+        self.app.push_screen(CacheScreen(self.session, self.palette), left)
 
     def action_chat_settings(self) -> None:
         from .chat_settings import ChatSettingsScreen

@@ -8,8 +8,9 @@ from ..board import LiveReply
 from ..records import Message
 from ..render import format
 from ..render.line import Line
-from ..render.message import MessageHead, MessageLayout, Proof, estimate_height
+from ..render.message import MessageHead, MessageLayout, estimate_height
 from ..render.palette import Palette
+from ..render.proof import proof_text, why_computed
 
 CONTINUE_HINT = "F7 continues it"
 ENDINGS = {
@@ -117,14 +118,10 @@ class TranscriptItem:
         elif self.message.status in ENDINGS:
             foot.append((ENDINGS[self.message.status], "warn"))
         if self.message.stats is not None:
-            foot.append((str(proof_of(self.message)), "dim"))
+            foot.append((proof_text(self.message.stats), "dim"))
+            reason = why_computed(self.message.stats)
+            foot += [(reason, "dim")] if reason else []
         return foot
-
-
-def proof_of(message: Message) -> Proof:
-    assert message.stats is not None
-    stats = message.stats
-    return Proof(stats.num_prompt_tokens, stats.num_cached_tokens, stats.ttft_s, stats.tokens_per_s)
 
 
 def live_text(live: LiveReply) -> str:

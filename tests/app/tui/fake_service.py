@@ -26,7 +26,33 @@ CATALOGUE = [
     },
     {"name": "qwen3-4b", "installed": False, "download_bytes": 2_400_000_000, "licence": "Apache-2.0", "fits": True},
 ]
+APP_VERSION = "1.0"
 _END = object()
+
+
+def cache_state(*chats: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """What `GET /chatkv/cache` answers on a CPU."""
+    device = {"used_bytes": 1_900_000_000, "limit_bytes": 2_200_000_000, "num_blocks": 1112, "hit_tokens_24h": 9100}
+    disk = {"state": "on", "notice": None, "used_bytes": 11e9, "limit_bytes": 40e9, "num_blocks": 6120, "num_queued": 0,
+            "hit_tokens_24h": 400, "written_today_bytes": 1.2e9, "read_bytes_per_s": 1.4e9, "slabs": []}  # fmt: skip
+    return {
+        "model": "smollm2-135m",
+        "block_size": 16,
+        "block_bytes": 737_280,
+        "tiers": {"device": device, "host": None, "disk": disk},
+        "computed_tokens_24h": 500,
+        "chats": [dict(chat) for chat in chats],
+        "shared": [],
+        "evicts_next": None,
+        **fields,
+    }
+
+
+def chain(chat_id: str, title: str, *runs: tuple[str, int], **fields: Any) -> dict[str, Any]:
+    """One of its `chats`."""
+    num_blocks = sum(count for _, count in runs)
+    usual = {"num_tokens": 16 * num_blocks + 3, "last_used_at": 1.0, "resume_s": 0.9, "compute_s": 14.6}
+    return {"chat_id": chat_id, "title": title, "runs": [list(run) for run in runs], **usual, **fields}
 
 
 def refused(message: str, code: str, status: int = 400, **details: Any) -> RefusedError:
@@ -42,7 +68,12 @@ class FakeService:
         self.trash: dict[str, dict[str, Any]] = {}
         self.models = [dict(model) for model in CATALOGUE]
         self.hits: list[dict[str, Any]] = []
-        self.cache_state: dict[str, Any] = {"block_size": 16, "num_blocks": 100, "num_used": 4, "num_cached": 30}
+        self.cache_state: dict[str, Any] = cache_state()
+        self.verify_events: list[dict[str, Any]] = []
+        self.verify_may_go_on = asyncio.Event()
+        """The last of `verify_events` comes when this is set."""
+        self.why: dict[str, Any] | None = None
+        self.version = "1.0"
         self.calls: list[tuple[Any, ...]] = []
         self.is_lost = False
         self.refusals: dict[str, RefusedError] = {}
@@ -58,7 +89,7 @@ class FakeService:
 
     def status(self, **fields: Any) -> dict[str, Any]:
         status = {"model": self.model, "device": "cpu", "batch_size": 0, "num_running": 0, "num_waiting": 0}
-        return {**status, "kv_usage": 0.12, **fields}
+        return {**status, "version": self.version, "kv_usage": 0.12, **fields}
 
     def emit_status(self, **fields: Any) -> None:
         self.emit("status", status=self.status(**fields))
@@ -148,9 +179,9 @@ class FakeService:
         self._call("list_chats")
         return [dict(chat) for chat in self.chats.values()]
 
-    async def create_chat(self) -> dict[str, Any]:
-        self._call("create_chat")
-        return dict(self.chats[self.add_chat("")])
+    async def create_chat(self, *, private: bool = False) -> dict[str, Any]:
+        self._call("create_chat", private)
+        return dict(self.chats[self.add_chat("", is_private=private)])
 
     async def get_chat(self, chat_id: str) -> dict[str, Any]:
         self._call("get_chat", chat_id)
@@ -168,7 +199,7 @@ class FakeService:
     async def delete_chat(self, chat_id: str) -> dict[str, Any]:
         self._call("delete_chat", chat_id)
         self.trash[chat_id] = self.chats.pop(chat_id)
-        return dict(self.trash[chat_id])
+        return {"chat": dict(self.trash[chat_id]), "cache": {"num_removed": 12, "num_shared": 3}}
 
     async def restore_chat(self, chat_id: str) -> dict[str, Any]:
         self._call("restore_chat", chat_id)
@@ -245,6 +276,39 @@ class FakeService:
     async def cache(self) -> dict[str, Any]:
         self._call("cache")
         return dict(self.cache_state)
+
+    async def warm_chat(self, chat_id: str, draft: str | None = None) -> dict[str, Any]:
+        self._call("warm_chat", chat_id, draft)
+        return {"is_started": True, "reason": None}
+
+    async def offload_chat(self, chat_id: str) -> dict[str, Any]:
+        self._call("offload_chat", chat_id)
+        return {"num_offloaded": 7}
+
+    async def forget_cache(self, chat_id: str) -> dict[str, Any]:
+        self._call("forget_cache", chat_id)
+        return {"num_removed": 12, "num_shared": 3, "is_complete": True}
+
+    async def verify_cache(self) -> AsyncGenerator[dict[str, Any], None]:
+        self._call("verify_cache")
+        for event in self.verify_events[:-1]:
+            yield event
+        await self.verify_may_go_on.wait()
+        yield self.verify_events[-1]
+
+    async def why_missed(self, chat_id: str | None = None) -> dict[str, Any] | None:
+        self._call("why_missed", chat_id)
+        return self.why
+
+    async def stop(self) -> bool:
+        """The connection ends; the next service is of the app's version."""
+        self._call("stop")
+        self.version = APP_VERSION
+        self._events.put_nowait(_END)
+        return True
+
+    def is_same_version(self, status: Mapping[str, Any]) -> bool:
+        return bool(status.get("version") == APP_VERSION)
 
     def called(self, name: str) -> list[tuple[Any, ...]]:
         return [call for call in self.calls if call[0] == name]

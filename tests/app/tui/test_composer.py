@@ -202,7 +202,7 @@ def test_completion_offers_what_fits():
     assert complete("/help") is None
     assert complete("/ren") == "/rename "
     assert complete("hello") is None
-    assert [command.name for command in matching("/re")] == ["rename", "regenerate"]
+    assert [command.name for command in matching("/re")] == ["rename", "regenerate", "restart"]
 
 
 def test_every_command_has_its_action():

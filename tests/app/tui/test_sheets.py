@@ -68,15 +68,6 @@ async def test_help_begins_with_the_pane_in_focus():
         await wait_for(pilot, "Conversation", "Copy the message")
 
 
-async def test_the_cache_sheet_shows_what_is_kept():
-    service = FakeService()
-    chat_id = service.add_chat("Porto", ("user", "q"))
-    service.cache_state["chats"] = [{"chat_id": chat_id, "num_tokens": 320, "num_device_blocks": 10}]
-    async with running(service) as pilot:
-        await press(pilot, "f4")
-        await wait_for(pilot, "100 blocks of 16 tokens", "kept for later", "Porto", "50 %")
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("key", ["f1", "f2", "f3", "f4"])
 async def test_every_sheet_opens_and_closes_at_every_size(size, key):
