@@ -1,0 +1,219 @@
+"""The index's SQLite file: transactions whose cost in bytes is known before they are made.
+
+One connection, exclusive, so there is no -shm file. A page goes into the WAL at most once per transaction (nothing is
+spilled), transactions are small, and the WAL is emptied as soon as it has passed WAL_LIMIT_BYTES.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .files import FILE_MODE, PAGE_BYTES, Files
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+WAL_LIMIT_BYTES = 128 * 1024
+CHUNK_ROWS = 32
+"""Scattered rows that one transaction may touch. Each can split its leaf: three siblings become up to five pages, and
+one more holds what is too long for a leaf. With the pages above them and some counters that is at most 240 pages."""
+CHUNK_BYTES = 128 * 1024
+"""Long values that one transaction may touch, beside its rows."""
+INDEX_RESERVE_BYTES = WAL_LIMIT_BYTES + CHUNK_BYTES + 240 * (PAGE_BYTES + 24) + 64 * 1024
+"""The WAL never has more, and neither do the file system's own blocks for it (the last term)."""
+
+_PRAGMAS = (
+    f"page_size = {PAGE_BYTES}",
+    "auto_vacuum = incremental",
+    "locking_mode = exclusive",
+    "journal_mode = wal",
+    "secure_delete = on",
+    "wal_autocheckpoint = 0",
+    "cache_spill = off",
+    "temp_store = memory",
+)
+
+_SCHEMA = """
+create table slabs(
+    id integer primary key, fingerprint blob not null unique, payload_bytes integer not null, model text not null,
+    content_sha256 text not null, counter integer not null, used_at real not null);
+create table blocks(
+    slab integer not null, slot integer not null, block_hash blob not null, parent_hash blob not null,
+    position integer not null, packed_ids blob not null, extra blob not null, hits real not null, hit_at real not null,
+    wrapped blob, primary key (slab, slot)) without rowid;
+create table runs(
+    key blob primary key, slab integer not null, block_hash blob not null, ids blob not null, used_at real not null)
+    without rowid;
+create index runs_by_block on runs(block_hash);
+create table counters(
+    name text not null, period integer not null, amount integer not null, primary key (name, period)) without rowid;
+create table constants(name text primary key, value text not null) without rowid;
+"""
+
+
+class BrokenIndexError(Exception):
+    """The index is damaged, of another schema or of another store. It is rebuilt at the next opening."""
+
+
+class IndexDatabase:
+    """Thread-safe: every method holds `lock`."""
+
+    def __init__(self, path: Path, files: Files, connection: sqlite3.Connection):
+        self.path = path
+        self.lock = threading.RLock()
+        self._files = files
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path, files: Files, key_id: str) -> IndexDatabase:
+        """Open, or create when there is no file. `key_id` names the store's key.
+
+        Raises BrokenIndexError, OSError."""
+        is_new = not path.exists()
+        _make_private_file(path)
+        with _translated():
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+        database = cls(path, files, connection)
+        try:
+            with _translated():
+                for pragma in _PRAGMAS:
+                    connection.execute(f"pragma {pragma}").fetchall()
+            if is_new:
+                database._create(key_id)
+            else:
+                database._check(key_id)
+        except BaseException:
+            connection.close()
+            raise
+        return database
+
+    def _create(self, key_id: str) -> None:
+        with self.transaction(is_durable=True) as sql:
+            for statement in _SCHEMA.split(";\n"):
+                sql.execute(statement)
+            sql.execute("insert into constants values ('key_id', ?)", [json.dumps(key_id)])
+            sql.execute(f"pragma user_version = {SCHEMA_VERSION}")
+        self.checkpoint()
+
+    def _check(self, key_id: str) -> None:
+        version = self.value("pragma user_version")
+        if version != SCHEMA_VERSION:
+            raise BrokenIndexError(f"the index has schema {version}, expected {SCHEMA_VERSION}")
+        if self.value("select value from constants where name = 'key_id'") != json.dumps(key_id):
+            raise BrokenIndexError("the index belongs to another store")
+        if (verdict := self.value("pragma quick_check(1)")) != "ok":
+            raise BrokenIndexError(f"the index is damaged: {verdict}")
+
+    @contextmanager
+    def transaction(self, *, is_durable: bool) -> Iterator[sqlite3.Connection]:
+        """All or nothing. At most CHUNK_ROWS scattered rows and CHUNK_BYTES of long values.
+
+        Args:
+            is_durable: on return the change, and those before it, have survived a power cut; otherwise it survives the
+                death of the process.
+
+        Raises BrokenIndexError, OSError (ENOSPC, EIO)."""
+        with self.lock, _translated():
+            if self.wal_bytes > WAL_LIMIT_BYTES:
+                self.checkpoint()
+            sql = self._connection
+            sql.execute(f"pragma synchronous = {'full' if is_durable else 'normal'}")
+            sql.execute("begin immediate")
+            try:
+                yield sql
+                sql.execute("commit")
+            except BaseException:
+                if sql.in_transaction:  # SQLite has rolled back by itself after some errors (a full disk).
+                    sql.execute("rollback")
+                raise
+            self._files.note_commit(self.path)
+            if self.wal_bytes > WAL_LIMIT_BYTES:
+                try:
+                    self.checkpoint()
+                except OSError as error:  # The commit stands; the next transaction has to bring this off first.
+                    log.warning("cannot move the WAL into the index: %s", error)
+
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Raises BrokenIndexError, OSError."""
+        with self.lock, _translated():
+            return self._connection.execute(query, parameters).fetchall()
+
+    def value(self, query: str, parameters: Sequence[Any] = ()) -> Any:
+        """The first column of the first row; None without one."""
+        rows = self.rows(query, parameters)
+        return rows[0][0] if rows else None
+
+    @property
+    def wal_bytes(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def file_bytes(self) -> int:
+        """What the file without the WAL has, or will have once the WAL was moved into it."""
+        return self.value("pragma page_count") * PAGE_BYTES
+
+    def checkpoint(self) -> None:
+        """Move all of the WAL into the file and cut the WAL to nothing. Raises BrokenIndexError, OSError."""
+        with self.lock, _translated():
+            is_busy = self._connection.execute("pragma wal_checkpoint(truncate)").fetchone()[0]
+        if is_busy:
+            raise OSError(errno.EBUSY, "another connection holds the index")
+        self._files.note_commit(self.path)
+
+    def give_back_free_pages(self) -> None:
+        """Shrink the file by the pages that no row uses."""
+        with self.lock:
+            while self.value("pragma freelist_count"):
+                with self.transaction(is_durable=False) as sql:
+                    sql.execute(f"pragma incremental_vacuum({CHUNK_ROWS})").fetchall()
+            self.checkpoint()
+
+    def close(self) -> None:
+        with self.lock:
+            self._connection.close()
+
+
+def chunks(rows: Sequence[Any], size: int = CHUNK_ROWS) -> Iterable[Sequence[Any]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def remove_index(path: Path, files: Files) -> None:
+    for suffix in ("-wal", "-shm", "-journal", ""):
+        files.remove(path.with_name(path.name + suffix))
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """SQLite's errors as those that the rest of the store knows."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise OSError(errno.ENOSPC, f"the index cannot grow: {error}") from error
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+            raise OSError(errno.EROFS, f"the index cannot be written: {error}") from error
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise OSError(errno.EIO, f"the index cannot be used: {error}") from error
+        raise BrokenIndexError(str(error)) from error
+
+
+def _make_private_file(path: Path) -> None:
+    """SQLite gives its WAL the same mode."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        os.fchmod(fd, FILE_MODE)
+    finally:
+        os.close(fd)
