@@ -12,6 +12,8 @@ from torch import Tensor
 from .kv_blocks import LARGEST_QUANTUM
 from .weights import INT4_ZERO_POINT, FpWeight, Int4Weight, Int8Weight, Weight
 
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
 
 def dequantise(weight: Weight) -> Tensor:
     """float32 [num_rows, num_columns]; each product and sum rounded to float32, as GGUF defines it."""
@@ -60,14 +62,12 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [..., n] -> int8 [..., n] and float32 scales [...]: row = quanta * scale, symmetric, one scale a row.
 
-    scale = largest magnitude / 127; quanta are rounded to the nearest, ties to even. A row of zeros has scale 0. A row
-    that is not finite has a scale that is not finite, so that what reads it is not finite either.
+    scale = largest magnitude / 127, at least the smallest normal number, so that a row of zeros is safe; quanta are
+    rounded to the nearest, ties to even. A row that is not finite has a scale that is not finite, and any quanta: what
+    reads it is not finite either.
     """
-    scales = rows.abs().amax(-1) / LARGEST_QUANTUM
-    divisors = torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
-    quanta = (rows / divisors).round_().nan_to_num_(0.0)
-    # The scale of subnormal rows is so coarse that quotients can pass 127.
-    return quanta.clamp_(-LARGEST_QUANTUM, LARGEST_QUANTUM).to(torch.int8), scales
+    scales = torch.linalg.vector_norm(rows, float("inf"), dim=-1).div_(LARGEST_QUANTUM).clamp_min_(SMALLEST_SCALE)
+    return (rows / scales.unsqueeze(-1)).round_().to(torch.int8), scales
 
 
 def dequantise_rows(quanta: Tensor, scales: Tensor) -> Tensor:

@@ -30,9 +30,9 @@ class TiledKeys:
         # Past the end any block of the sequence will do: those positions are hidden, and its numbers are finite
         # if the sequence's own are.
         blocks += [blocks[0]] * (num_tiles * blocks_per_tile - len(blocks))
-        rows = pool.key_rows(blocks).unflatten(2, (num_tiles, blocks_per_tile))
-        self.rows = rows.transpose(1, 2).contiguous()
-        """int64 [planes, tiles, num_kv_heads, blocks of a tile]"""
+        rows = pool.rows_of(torch.tensor(blocks)).unflatten(2, (num_tiles, blocks_per_tile))
+        self.rows = rows.transpose(3, 4).contiguous()
+        """int64 [planes, 2 (K and V), tiles, num_kv_heads, blocks of a tile]"""
         self.num_tiles = num_tiles
 
 
@@ -72,7 +72,7 @@ class SingleRows:
         self.rows = torch.tensor([row for _, _, row in keyed])
         self.rank_sizes = [sum(rank < keys.num_tiles for keys, _, _ in keyed) for rank in ranks]
         self.item_query = torch.tensor([query for query, _, _ in items])
-        self.key_rows = torch.stack([keys.rows[:, rank] for _, keys, rank in items], dim=1)
+        self.item_rows = torch.stack([keys.rows[:, :, rank] for _, keys, rank in items], dim=2)
         tiles = torch.tensor([keys.first_tile + rank for _, keys, rank in items])
         positions = torch.tensor([span.start_position for _, span, _ in keyed])[self.item_query]
         self.hidden = hidden_positions(positions.unsqueeze(1), tiles, window).unsqueeze(1)
@@ -89,7 +89,7 @@ class SingleRows:
         own = products.pad_rows(queries.index_select(0, self.rows).view(shape))
         parts = []
         for piece in pieces(len(self.item_query), self.pool):
-            keys, values = (self.pool.gather(layer, part, self.key_rows[:, piece]) for part in (0, 1))
+            keys, values = self.pool.gather(layer, self.item_rows[:, :, piece])
             item_queries = own.index_select(0, self.item_query[piece])
             parts.append(products.attend(item_queries, keys, values, self.hidden[piece], 0))
         joined = combine(join(parts), self.item_query, self.rank_sizes)
@@ -136,14 +136,10 @@ class Chunk:
     def attend(self, products: TileProducts, layer: int, queries: Tensor, outputs: Tensor) -> None:
         """Fill the rows of `outputs` [T, num_heads, head_dim] that belong to this sequence."""
         runs = list(pieces(self.keys.num_tiles, self.pool))
-        whole = self._gather(layer, runs[0]) if len(runs) == 1 else None
+        whole = self.pool.gather(layer, self.keys.rows) if len(runs) == 1 else None
         for tile in self.tiles:
             rows = slice(tile.first_row, tile.first_row + tile.num_rows)
             outputs[rows] = self._attend_tile(products, layer, queries[rows], tile, whole)
-
-    def _gather(self, layer: int, items: slice) -> tuple[Tensor, Tensor]:
-        rows = self.keys.rows[:, items]
-        return self.pool.gather(layer, 0, rows), self.pool.gather(layer, 1, rows)
 
     def _attend_tile(
         self, products: TileProducts, layer: int, queries: Tensor, tile: QueryTile, whole: tuple[Tensor, Tensor] | None
@@ -156,7 +152,9 @@ class Chunk:
         parts = []
         for run in [slice(0, tile.items.stop - tile.items.start)] if whole else pieces(len(tile.item_query), self.pool):
             items = slice(tile.items.start + run.start, tile.items.start + run.stop)
-            keys, values = (part[items] for part in whole) if whole else self._gather(layer, items)
+            keys, values = (
+                (part[items] for part in whole) if whole else self.pool.gather(layer, self.keys.rows[:, :, items])
+            )
             cut = max(0, tile.first_hidden - run.start)
             run_hidden = hidden[max(0, run.start - tile.first_hidden) : max(0, run.stop - tile.first_hidden)]
             item_queries = own.expand(run.stop - run.start, *own.shape)

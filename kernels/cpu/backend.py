@@ -30,7 +30,7 @@ class CpuPlan:
         self.group = group
         is_stored = slots >= 0
         self.stored_rows = None if bool(is_stored.all()) else is_stored.nonzero().squeeze(1)
-        self.stored_tokens = self.pool.tokens(slots if self.stored_rows is None else slots[self.stored_rows])
+        self.stored_tokens = self.pool.tokens_of(slots if self.stored_rows is None else slots[self.stored_rows])
         self._work: dict[int | None, list[SingleRows | Chunk]] = {}
 
     def work(self, window: int | None) -> list[SingleRows | Chunk]:

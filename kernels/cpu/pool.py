@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -27,38 +25,56 @@ class PoolRows:
             self.scales, scale_rows_per_block = _rows(kv.scales, self.block_size)
             rows_per_block.append(scale_rows_per_block)
         self._rows_per_block = torch.tensor(rows_per_block).view(-1, 1, 1)
+        self._gathered, self._quanta = _Buffer(torch.float32), _Buffer(torch.int8)
         self._heads = torch.arange(self.num_kv_heads)
 
-    def key_rows(self, block_ids: Sequence[int]) -> Tensor:
-        """int64 [planes, num_kv_heads, num_blocks]: rows of K in layer 0."""
-        return self._heads.unsqueeze(1) + torch.tensor(block_ids, dtype=torch.int64) * self._rows_per_block
+    def rows_of(self, block_ids: Tensor) -> Tensor:
+        """int64 [n] -> int64 [planes, 2, n, num_kv_heads]: rows of K, then V, of each block in layer 0."""
+        keys = block_ids.unsqueeze(1) * self._rows_per_block + self._heads
+        return torch.stack((keys, keys + self.num_kv_heads), dim=1)
 
-    def tokens(self, slots: Tensor) -> Tensor:
-        """int64 [planes, 2 * n * num_kv_heads]: where K, then V, of each (slot, head) lie in layer 0, counted in stored
-        rows of one position. Slots are int64 [n], not negative."""
-        keys = (slots // self.block_size).unsqueeze(1) * self._rows_per_block + self._heads
-        rows = torch.stack((keys, keys + self.num_kv_heads), dim=1)
-        return (rows * self.block_size + (slots % self.block_size).unsqueeze(1)).flatten(1)
+    def tokens_of(self, slots: Tensor) -> Tensor:
+        """int64 [n], not negative -> int64 [planes, 2, n, num_kv_heads]: where each slot lies in layer 0, counted in
+        positions of rows."""
+        return self.rows_of(slots // self.block_size) * self.block_size + (slots % self.block_size).unsqueeze(1)
 
     def store(self, layer: int, tokens: Tensor, keys: Tensor, values: Tensor) -> None:
-        """keys, values: [n, num_kv_heads, head_dim], to the places that `tokens` gave for n slots."""
-        where = tokens + layer * 2 * self.num_kv_heads * self.block_size
+        """keys, values: [n, num_kv_heads, head_dim], to the places `tokens` (of `tokens_of`)."""
+        where = (tokens + layer * 2 * self.num_kv_heads * self.block_size).flatten(1)
         numbers = torch.stack((keys, values)).view(-1, self.head_dim)
         if self.scales is not None:
             numbers, scales = quantise_rows(numbers)
             self.scales.view(-1).index_copy_(0, where[1], scales)
         self.values.view(-1, self.head_dim).index_copy_(0, where[0], numbers)
 
-    def gather(self, layer: int, part: int, key_rows: Tensor) -> Tensor:
-        """K (part 0) or V (part 1): int64 [planes, items, num_kv_heads, blocks] -> float32
-        [items, num_kv_heads, blocks * block_size, head_dim]."""
-        items, num_kv_heads, num_blocks = key_rows.shape[1:]
-        rows = (key_rows + (layer * 2 + part) * self.num_kv_heads).flatten(1)
-        gathered = self.values.index_select(0, rows[0])
-        if self.scales is not None:
-            scales = self.scales.index_select(0, rows[1])
-            gathered = gathered.view(-1, self.head_dim).float().mul_(scales.view(-1, 1))
-        return gathered.view(items, num_kv_heads, num_blocks * self.block_size, self.head_dim)
+    def gather(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 [planes, 2, items, num_kv_heads, blocks] -> K and V, float32 [items, num_kv_heads, blocks * block_size,
+        head_dim], in memory that the next call overwrites."""
+        _, parts, items, num_kv_heads, num_blocks = rows.shape
+        where = (rows + layer * 2 * self.num_kv_heads).flatten(1)
+        shape = (where.shape[1], self.values.shape[1])
+        numbers = self._gathered.of(shape)
+        if self.scales is None:
+            torch.index_select(self.values, 0, where[0], out=numbers)
+        else:
+            quanta = torch.index_select(self.values, 0, where[0], out=self._quanta.of(shape))
+            scales = self.scales.index_select(0, where[1])
+            numbers.copy_(quanta).view(-1, self.head_dim).mul_(scales.view(-1, 1))
+        keys, values = numbers.view(parts, items, num_kv_heads, num_blocks * self.block_size, self.head_dim)
+        return keys, values
+
+
+class _Buffer:
+    """Memory that is taken once and grows: large tensors made anew for each layer cost their page faults each time."""
+
+    def __init__(self, dtype: torch.dtype):
+        self._memory = torch.empty(0, dtype=dtype)
+
+    def of(self, shape: tuple[int, int]) -> Tensor:
+        size = shape[0] * shape[1]
+        if size > len(self._memory):
+            self._memory = self._memory.new_empty(size)
+        return self._memory[:size].view(shape)
 
 
 def _rows(view: Tensor, row_size: int) -> tuple[Tensor, int]:

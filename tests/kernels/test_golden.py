@@ -53,7 +53,7 @@ def test_rows_of_8_bits() -> None:
     rows = torch.tensor([[254.0, 1.0, 3.0, -5.0, -254.0], [0.0, 0.0, 0.0, 0.0, 0.0], [-127.0, 126.5, 63.5, 0.5, 0.25]])
     quanta, scales = reference.quantise_rows(rows)
     assert quanta.dtype == torch.int8
-    assert scales.tolist() == [2.0, 0.0, 1.0]
+    assert scales.tolist() == [2.0, reference.SMALLEST_SCALE, 1.0]
     # Halves go to the even neighbour: 0.5 -> 0, 1.5 -> 2, -2.5 -> -2, 126.5 -> 126, 63.5 -> 64.
     assert quanta.tolist() == [[127, 0, 2, -2, -127], [0, 0, 0, 0, 0], [-127, 126, 64, 0, 0]]
     assert reference.dequantise_rows(quanta, scales)[0].tolist() == [254.0, 0.0, 4.0, -4.0, -254.0]
