@@ -60,6 +60,7 @@ def load_model(
     decoder = load_weights(
         installed.path,
         on_progress=lambda share: on_progress(_SHARE_OF_IMPORT + (1 - _SHARE_OF_IMPORT) * share),
+        kv_dtype=settings.kv_dtype,
     )
     context_tokens = effective_context(installed, settings)
     plan = plan_pool(
