@@ -10,7 +10,7 @@ import typer
 
 from chatkv.app.errors import UserError
 
-from . import ask, chats, models, service
+from . import ask, cache, chats, models, service
 from .output import EXIT_ERROR, EXIT_OK, say
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("pull")(models.pull)
 app.command("models")(models.models)
 app.command("rm")(models.rm)
 app.add_typer(chats.app, name="chats")
+app.add_typer(cache.app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
 
 from chatkv.app.tui.render.sanitize import sanitize
 
@@ -12,6 +16,8 @@ EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_LENGTH = 3
 """The answer was cut by the token limit."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Everything, for scripts.")]
 
 
 def is_terminal() -> bool:
@@ -21,6 +27,10 @@ def is_terminal() -> bool:
 def show(text: str) -> str:
     """`text` as it may reach this stdout: sanitised for a terminal, untouched in a pipe."""
     return sanitize(text) if is_terminal() else text
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
 
 
 def say(message: str) -> None:

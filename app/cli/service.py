@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Awaitable
@@ -15,7 +14,7 @@ from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
 from chatkv.app.paths import Paths
 
-from .output import show
+from .output import JsonOption, print_json, show
 from .running import with_client
 
 if TYPE_CHECKING:
@@ -64,11 +63,11 @@ def stop() -> None:
     print(with_client(ask, start=False))
 
 
-def status(as_json: Annotated[bool, typer.Option("--json", help="Everything, for scripts.")] = False) -> None:
+def status(as_json: JsonOption = False) -> None:
     """Say what runs, where it listens and where everything lies."""
     found = with_client(_read_status, start=False)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     for name, value in _lines(found):
         print(show(f"{name:<12} {value}"))

@@ -16,7 +16,7 @@ from tests.app.hub.hub_server import FakeHub
 
 from .shell import Shell, serving
 
-COMMANDS = ("ask", "serve", "stop", "status", "pull", "models", "rm", "chats")
+COMMANDS = ("ask", "serve", "stop", "status", "pull", "models", "rm", "chats", "cache")
 STATUS_FIELDS = {
     *("running", "version", "pid", "socket", "url", "key_file", "device", "model", "tiers", "num_running"),
     *("num_waiting", "settings_file", "log_file", "home"),

@@ -1,0 +1,180 @@
+"""What `chatkv cache` prints for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from chatkv.app.hub.reports import human_bytes
+from chatkv.app.tui.cache_records import TIERS, CacheReport, Chain, DiskUse, Miss, SharedHead, TierUse
+from chatkv.app.tui.render import format
+from chatkv.app.tui.render.kv_bar import kv_bar
+from chatkv.app.tui.render.palette import Glyphs
+
+from .output import human_age
+
+GAUGE_CELLS = 16
+BAR_CELLS = 16
+ID_CHARACTERS = 8
+_NAME_CELLS = 12
+_GLYPHS = Glyphs()
+_DISK_STATES = {
+    "off": "off by setting",
+    "opening": "being opened",
+    "memory_only": "not used: everything stays in memory",
+}
+_STYLES = {"device": "green", "host": "yellow", "disk": "cyan", "missing": "bright_black"}
+
+
+def print_status(cache: Mapping[str, Any], directory: str) -> None:
+    report = CacheReport.from_json(cache)
+    console = Console()
+    for name, value in _status_lines(report, directory, cache):
+        console.print(Text(f"{name:<{_NAME_CELLS}} ") + value, soft_wrap=True)
+
+
+def _status_lines(report: CacheReport, directory: str, cache: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
+    blocks = f", blocks of {report.block_size} tokens = {human_bytes(report.block_bytes)}" if report.model else ""
+    yield "model", Text(f"{report.model or 'none is loaded'}{blocks}")
+    yield "device", _tier_line("device", report.device, report)
+    yield "host", _tier_line("host", report.host, report) if report.host else Text("off (for a GPU only)")
+    yield "disk", _disk_line(report)
+    if report.num_asked_tokens_24h:
+        yield "computed", Text(f"{_share(report.computed_tokens_24h, report)} of the prompt tokens of 24 hours")
+    if report.disk.state == "on":
+        yield "written", Text(_written(report.disk))
+        yield "store", Text(directory)
+    for slab in cache["tiers"]["disk"].get("slabs") or ():
+        age = human_age(time.time() - slab["last_used_at"])
+        used = "in use now" if age == "now" else f"last used {age} ago"
+        yield "", Text(f"{slab['model']}: {slab['num_blocks']:,} blocks, {human_bytes(slab['bytes'])}, {used}")
+    if report.disk.notice:
+        yield "notice", Text(report.disk.notice)
+
+
+def _disk_line(report: CacheReport) -> Text:
+    if report.disk.state == "on":
+        return _tier_line("disk", report.disk.use, report)
+    return Text(_DISK_STATES.get(report.disk.state, report.disk.state))
+
+
+def _tier_line(tier: str, use: TierUse, report: CacheReport) -> Text:
+    full = min(GAUGE_CELLS, max(int(use.used_bytes > 0), round(GAUGE_CELLS * use.share)))
+    text = Text(_GLYPHS.of_tier(tier) * full, _STYLES[tier])
+    text.append(_GLYPHS.rule * (GAUGE_CELLS - full), "bright_black")
+    text.append(f"  {human_bytes(use.used_bytes)} of {human_bytes(use.limit_bytes)}, {use.num_blocks:,} blocks")
+    if report.num_asked_tokens_24h:
+        text.append(f", {_share(use.hit_tokens_24h, report)} of the prompt tokens of 24 hours")
+    return text
+
+
+def _share(num_tokens: int, report: CacheReport) -> str:
+    return format.percent(num_tokens / report.num_asked_tokens_24h)
+
+
+def _written(disk: DiskUse) -> str:
+    parts = [f"{human_bytes(disk.written_today_bytes)} today"]
+    if disk.num_queued:
+        parts.append(f"{disk.num_queued:,} blocks waiting")
+    if disk.read_bytes_per_s:
+        parts.append(f"reads at {human_bytes(disk.read_bytes_per_s)}/s")
+    return ", ".join(parts)
+
+
+def print_chats(report: CacheReport) -> None:
+    """The table on a terminal: where each chat's blocks lie, first to last."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("id", no_wrap=True)
+    table.add_column("chat", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("blocks, first to last", no_wrap=True)
+    table.add_column("resume", justify="right", no_wrap=True)
+    table.add_column("else", justify="right", no_wrap=True)
+    table.add_column("used", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for chain in report.chains:
+        table.add_row(
+            chain.chat_id[:ID_CHARACTERS],
+            Text(chain.title),
+            f"{chain.num_tokens:,}",
+            _bar(chain),
+            _seconds(chain.resume_s),
+            _seconds(chain.compute_s),
+            human_age(time.time() - chain.last_used_at),
+            ", ".join(_notes(chain, report)),
+        )
+    console = Console()
+    console.print(table)
+    console.print(_legend())
+    for head in report.shared:
+        console.print(Text(_shared(head)), soft_wrap=True)
+
+
+def chat_fields(chain: Chain, report: CacheReport) -> tuple[str, ...]:
+    """The same for a pipe: blocks in each tier and missing, seconds, notes."""
+    counts = (str(chain.num_by_tier.get(tier, 0)) for tier in (*TIERS, "missing"))
+    times = ("" if value is None else f"{value:.3f}" for value in (chain.resume_s, chain.compute_s))
+    notes = ", ".join(_notes(chain, report))
+    return (chain.chat_id, chain.title, str(chain.num_tokens), *counts, *times, notes)
+
+
+def _bar(chain: Chain) -> Text:
+    num_cells = min(BAR_CELLS, sum(chain.num_by_tier.values()))
+    return Text.assemble(*((text, _STYLES[tier]) for text, tier in kv_bar(chain.runs, num_cells, _GLYPHS)))
+
+
+def _legend() -> Text:
+    text = Text()
+    for tier in (*TIERS, "missing"):
+        text.append(_GLYPHS.of_tier(tier), _STYLES[tier]).append(f" {tier}  ")
+    text.rstrip()
+    return text
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else format.duration(value)
+
+
+def _notes(chain: Chain, report: CacheReport) -> list[str]:
+    flags = {
+        "running": chain.is_running,
+        "pinned": chain.is_pinned,
+        "private": chain.is_private,
+        f"{chain.num_damaged} damaged": chain.num_damaged > 0,
+        "evicted next": report.evicts_next == chain.chat_id,
+    }
+    return [word for word, is_set in flags.items() if is_set]
+
+
+def _shared(head: SharedHead) -> str:
+    return f"{len(head.chat_ids)} chats share {head.num_tokens:,} tokens, kept once: {head.label}"
+
+
+def why_lines(request: Mapping[str, Any] | None) -> list[str]:
+    """How far a request's prompt was reused, and the two texts where it left what was kept."""
+    if request is None:
+        return ["No prompt is known since the service was started."]
+    num_cached, num_prompt = int(request["num_cached_tokens"]), int(request["num_prompt_tokens"])
+    tiers = ", ".join(f"{count:,} from {tier}" for tier, count in (request["cached_by_tier"] or {}).items() if count)
+    lines = [f"{num_cached:,} of {num_prompt:,} prompt tokens were reused{f' ({tiers})' if tiers else ''}."]
+    miss = Miss.from_json(request["miss"])
+    if miss is None:
+        return [*lines, "Nothing that was kept was missed."]
+    if not miss.expected_text:
+        return [*lines, f"From token {miss.position:,} on nothing was kept; there it says: {_quoted(miss.text)}"]
+    return [
+        *lines,
+        f"At token {miss.position:,} it left what was kept:",
+        f"  after   {_quoted(miss.text_before)}",
+        f"  kept    {_quoted(miss.expected_text)}",
+        f"  prompt  {_quoted(miss.text)}",
+    ]
+
+
+def _quoted(text: str) -> str:
+    return f"“{text}”"
