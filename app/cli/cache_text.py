@@ -41,7 +41,7 @@ def print_status(cache: Mapping[str, Any], directory: str) -> None:
 def _status_lines(report: CacheReport, directory: str, cache: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     blocks = f", blocks of {report.block_size} tokens = {human_bytes(report.block_bytes)}" if report.model else ""
     yield "model", Text(f"{report.model or 'none is loaded'}{blocks}")
-    yield "device", _tier_line("device", report.device, report)
+    yield "device", _tier_line("device", report.device, report) if report.model else Text("empty")
     yield "host", _tier_line("host", report.host, report) if report.host else Text("off (for a GPU only)")
     yield "disk", _disk_line(report)
     if report.num_asked_tokens_24h:
@@ -158,10 +158,12 @@ def _shared(head: SharedHead) -> str:
 def why_lines(request: Mapping[str, Any] | None) -> list[str]:
     """How far a request's prompt was reused, and the two texts where it left what was kept."""
     if request is None:
-        return ["No prompt is known since the service was started."]
+        return ["Nothing was asked since the service was started, or it is forgotten."]
     num_cached, num_prompt = int(request["num_cached_tokens"]), int(request["num_prompt_tokens"])
     tiers = ", ".join(f"{count:,} from {tier}" for tier, count in (request["cached_by_tier"] or {}).items() if count)
     lines = [f"{num_cached:,} of {num_prompt:,} prompt tokens were reused{f' ({tiers})' if tiers else ''}."]
+    if load := request["load"]:
+        lines.append(_load_line(load))
     miss = Miss.from_json(request["miss"])
     if miss is None:
         return [*lines, "Nothing that was kept was missed."]
@@ -174,6 +176,12 @@ def why_lines(request: Mapping[str, Any] | None) -> list[str]:
         f"  kept    {_quoted(miss.expected_text)}",
         f"  prompt  {_quoted(miss.text)}",
     ]
+
+
+def _load_line(load: Mapping[str, Any]) -> str:
+    times = f"{format.duration(load['load_s'])} against {format.duration(load['compute_s'])} to compute them"
+    what = f"{load['num_loaded_tokens']:,} were loaded" if load["is_loaded"] else "they were computed"
+    return f"{load['num_tokens']:,} tokens lay below the device; loading was to take {times}: {what}."
 
 
 def _quoted(text: str) -> str:

@@ -200,10 +200,11 @@ def test_status_without_a_disk_store_says_why(client: ScriptedClient, state: str
 
 def test_status_without_a_model_and_a_day_without_prompts(client: ScriptedClient) -> None:
     client.report |= {"model": None, "block_bytes": 0, "computed_tokens_24h": 0}
-    for tier in ("device", "disk"):
-        client.report["tiers"][tier]["hit_tokens_24h"] = 0
+    client.report["tiers"]["device"] = None
+    client.report["tiers"]["disk"]["hit_tokens_24h"] = 0
     text = _run("status").stdout
     assert "none is loaded" in text
+    assert "\ndevice       empty\n" in text
     assert "prompt tokens" not in text
 
 
@@ -297,7 +298,7 @@ def test_prune_and_offload_say_what_they_freed(client: ScriptedClient) -> None:
 
 def test_nothing_is_on_the_device_of_no_service(no_service: Path) -> None:
     assert _lines("offload", "chat 1") == ["0 blocks freed on the device."]
-    assert _lines("why") == ["No prompt is known since the service was started."]
+    assert _lines("why") == ["Nothing was asked since the service was started, or it is forgotten."]
 
 
 def test_verify_ends_with_a_code_that_scripts_can_use(client: ScriptedClient) -> None:
@@ -309,6 +310,7 @@ def test_verify_ends_with_a_code_that_scripts_can_use(client: ScriptedClient) ->
 
 def test_why_shows_both_texts(client: ScriptedClient) -> None:
     client.request = {"num_prompt_tokens": 2031, "num_cached_tokens": 400, "cached_by_tier": {"device": 0, "disk": 400}}
+    client.request["load"] = None
     miss = {"position": 412, "text_before": "Today is ", "text": "Tuesday", "expected_text": "Monday\n"}
     assert _after(client, miss, "chat 1") == [
         "400 of 2,031 prompt tokens were reused (400 from disk).",
@@ -322,6 +324,18 @@ def test_why_shows_both_texts(client: ScriptedClient) -> None:
         "From token 412 on nothing was kept; there it says: “Tuesday”"
     ]
     assert _after(client, None)[1:] == ["Nothing that was kept was missed."]
+
+
+def test_why_tells_of_the_choice_between_loading_and_computing(client: ScriptedClient) -> None:
+    client.request = {"num_prompt_tokens": 2031, "num_cached_tokens": 1984, "cached_by_tier": {"disk": 1984}}
+    load = {"num_tokens": 1984, "load_s": 0.08, "compute_s": 3.14, "is_loaded": True, "num_loaded_tokens": 1968}
+    client.request["load"] = load
+    assert _after(client, None)[1] == (
+        "1,984 tokens lay below the device; "
+        "loading was to take 0.08 s against 3.1 s to compute them: 1,968 were loaded."
+    )
+    client.request["load"] = load | {"is_loaded": False}
+    assert _after(client, None)[1].endswith(": they were computed.")
 
 
 def _after(client: ScriptedClient, miss: Json | None, *arguments: str) -> list[str]:
