@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -342,3 +344,17 @@ def _after(client: ScriptedClient, miss: Json | None, *arguments: str) -> list[s
     assert client.request is not None
     client.request["miss"] = miss
     return _lines("why", *arguments)
+
+
+def test_the_commands_load_neither_engine_nor_terminal_app(bare: Shell) -> None:
+    code = (
+        "import sys\nfrom chatkv.app.cli.command import app\nimport chatkv.app.cli.cache_text\n"
+        "app(['cache', 'status', '--json'], standalone_mode=False)\n"
+        "heavy = ('torch', 'transformers', 'numpy', 'textual', 'chatkv.engine', 'chatkv.kernels')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=bare.environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("}\n[]\n")
+    assert not list(bare.home.iterdir())
