@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,6 +23,20 @@ from .config import BLOCK_SIZE
 HASH_BYTES = 16
 FINGERPRINT_BYTES = 32
 MAX_TOKEN_ID = 2**32 - 1
+BYTES_PER_TOKEN = 4
+BLOCK_ID_BYTES = BLOCK_SIZE * BYTES_PER_TOKEN
+"""Packed ids of one block."""
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """u32 little endian. Raises struct.error or OverflowError for ids outside of 0 .. MAX_TOKEN_ID."""
+    if sys.byteorder == "little" and array("I").itemsize == BYTES_PER_TOKEN:
+        return array("I", token_ids).tobytes()  # a third of the time
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def unpack_ids(packed_ids: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(packed_ids) // BYTES_PER_TOKEN}I", packed_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +94,23 @@ class BlockHasher:
 
     def block_hash(self, parent_hash: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
         """16 bytes for one full block: `token_ids` are exactly BLOCK_SIZE ids below 2**32."""
-        assert len(token_ids) == BLOCK_SIZE, f"only full blocks have a name, got {len(token_ids)} tokens"
-        return self._digest(parent_hash + struct.pack(f"<{BLOCK_SIZE}I", *token_ids) + extra)
+        return self.packed_hash(parent_hash, pack_ids(token_ids), extra)
+
+    def packed_hash(self, parent_hash: bytes, packed_ids: bytes, extra: bytes = b"") -> bytes:
+        """The same for ids packed by `pack_ids`."""
+        num_tokens = len(packed_ids) // BYTES_PER_TOKEN
+        assert num_tokens == BLOCK_SIZE, f"only full blocks have a name, got {num_tokens} tokens"
+        return self._digest(parent_hash + packed_ids + extra)
+
+    def chain(self, packed_ids: bytes, first_extra: bytes = b"") -> list[bytes]:
+        """Names of all full blocks of a prompt."""
+        hashes = []
+        name, extra, digest = self.root_hash, first_extra, self._digest
+        for start in range(0, len(packed_ids) - BLOCK_ID_BYTES + 1, BLOCK_ID_BYTES):
+            name = digest(name + packed_ids[start : start + BLOCK_ID_BYTES] + extra)
+            hashes.append(name)
+            extra = b""
+        return hashes
 
     def _digest(self, message: bytes) -> bytes:
         return blake2b(message, key=self._key, digest_size=HASH_BYTES).digest()

@@ -10,20 +10,24 @@ sits behind its children in the queue: eviction takes leaves only, and no cached
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from .block_tree import BlockNode, BlockTree
+
+NEVER = float("-inf")
 
 
 class Block:
     """One block of the pool. `previous` and `next` are set while it is in the free queue."""
 
-    __slots__ = ("block_id", "next", "node", "previous", "ref_cnt")
+    __slots__ = ("block_id", "next", "node", "previous", "ref_cnt", "used_s")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_cnt = 0
         self.node: BlockNode | None = None
+        self.used_s = NEVER
+        """When a sequence that answers somebody last gave it back."""
         self.previous: Block | None = None
         self.next: Block | None = None
 
@@ -82,12 +86,22 @@ class FreeBlockQueue:
 
 
 class BlockPool:
-    """`num_blocks` blocks. `poison` (debugging) is told each block id whose content has just become meaningless."""
+    """`num_blocks` blocks. `poison` (debugging) is told each block id whose content has just become meaningless.
+    `clock`: seconds."""
 
-    def __init__(self, num_blocks: int, tree: BlockTree, poison: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        tree: BlockTree,
+        poison: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._tree = tree
         self._poison = poison
+        self._clock = clock
+        self._stale: set[int] = set()
+        """Blank blocks that were written before: what they hold means nothing, but it is there."""
         self._free_queue = FreeBlockQueue(self.blocks)
         self._num_cached_free = 0
 
@@ -119,6 +133,7 @@ class BlockPool:
         for block in taken:
             self._evict(block)
             block.ref_cnt = 1
+            self._stale.discard(block.block_id)
         return [block.block_id for block in taken]
 
     def touch(self, block_ids: Iterable[int]) -> None:
@@ -130,16 +145,18 @@ class BlockPool:
                 self._num_cached_free -= block.node is not None
             block.ref_cnt += 1
 
-    def free(self, block_ids: Sequence[int]) -> None:
-        """One holder fewer each, last block first, so that the tail is evicted first and the shared head last."""
+    def free(self, block_ids: Sequence[int], is_used: bool = True) -> None:
+        """One holder fewer each, last block first, so that the tail is evicted first and the shared head last.
+        `is_used`: they served somebody, and work in advance must not evict them for a while."""
+        now_s = self._clock() if is_used else NEVER
         for block_id in reversed(block_ids):
             block = self.blocks[block_id]
             assert block.ref_cnt > 0, f"block {block_id} is freed twice"
             block.ref_cnt -= 1
+            block.used_s = max(block.used_s, now_s)
             if block.ref_cnt == 0:
                 if block.node is None:
-                    self._forget_content(block)
-                    self._free_queue.prepend(block)
+                    self._make_blank(block)
                 else:
                     self._free_queue.append(block)
                     self._num_cached_free += 1
@@ -152,12 +169,48 @@ class BlockPool:
         assert node.device_block_id is None, "the node has another block"
         block.node, node.device_block_id = node, block_id
 
+    def drop(self, node: BlockNode) -> None:
+        """The node's device copy, which nobody holds, is given up at once; its block is blank. Children go first."""
+        assert node.device_block_id is not None, "the node has no device copy"
+        block = self.blocks[node.device_block_id]
+        assert block.ref_cnt == 0, "a sequence holds the block"
+        self._free_queue.remove(block)
+        self._evict(block)
+        self._make_blank(block)
+
+    def num_evictable(self, num_wanted: int, kept: Collection[BlockNode], used_before_s: float) -> int:
+        """How many of `num_wanted` blocks could be had without evicting one that somebody used since `used_before_s`,
+        or one of `kept`."""
+        kept_nodes = set(kept)
+        num_found = 0
+        for block in self._free_queue:
+            if block.node is not None and block.node in kept_nodes:
+                continue
+            if num_found == num_wanted or (block.node is not None and block.used_s > used_before_s):
+                break
+            num_found += 1
+        return num_found
+
+    def take_stale(self) -> list[int]:
+        """Blank blocks that still hold old bytes; the caller wipes them."""
+        stale = sorted(self._stale)
+        self._stale.clear()
+        return stale
+
+    def _make_blank(self, block: Block) -> None:
+        """Reused before anything that is cached."""
+        block.used_s = NEVER
+        self._stale.add(block.block_id)
+        self._forget_content(block)
+        self._free_queue.prepend(block)
+
     def _evict(self, block: Block) -> None:
         node = block.node
         if node is None:
             return
         assert all(child.device_block_id is None for child in node.children), "a block is evicted before its children"
         block.node, node.device_block_id = None, None
+        block.used_s = NEVER
         self._num_cached_free -= 1
         self._tree.drop_if_empty(node)
         self._forget_content(block)

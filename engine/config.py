@@ -24,6 +24,10 @@ class EngineConfig:
     """Upper limit of the token budget of one step."""
     target_step_s: float = 0.25
     """The budget shrinks so that a step stays about this short."""
+    warm_keep_s: float = 600.0
+    """Work in advance never evicts a block that somebody used since."""
+    max_copy_bytes: int = 32 << 20
+    """Bytes that may be copied between the device and lower tiers between two steps, each way, while others run."""
     check_integrity: bool = False
     """Recompute every invariant of pool and tables after each step (tests, debugging)."""
 
@@ -34,6 +38,7 @@ class EngineConfig:
             "max_num_seqs",
             "max_num_waiting",
             "max_num_batched_tokens",
+            "max_copy_bytes",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

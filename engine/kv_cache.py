@@ -4,79 +4,134 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from .block_hash import BlockHasher, salt_extra
+from .block_hash import BLOCK_ID_BYTES, BlockHasher, pack_ids, salt_extra
 from .block_pool import BlockPool
 from .block_tree import BlockNode, BlockTree
 from .config import BLOCK_SIZE
 from .request import Miss
 from .sequence import SequenceState
+from .tiers.tier_manager import TierManager
+
+
+class Hit(NamedTuple):
+    """The longest chain that all tiers together hold of a sequence, beyond what it holds itself."""
+
+    device: list[BlockNode]
+    lower: list[BlockNode]
+    """They follow those of the device: every tier holds whole chains from the root."""
+
+    @property
+    def nodes(self) -> list[BlockNode]:
+        return self.device + self.lower
 
 
 class KVCacheManager:
     """Moves blocks between sequences, the free queue and the tree. Every call either does all of it or nothing."""
 
-    def __init__(self, num_blocks: int, hasher: BlockHasher, poison: Callable[[int], None] | None = None) -> None:
-        self.tree = BlockTree(hasher.root_hash)
-        self.pool = BlockPool(num_blocks, self.tree, poison)
+    def __init__(
+        self,
+        num_blocks: int,
+        hasher: BlockHasher,
+        tree: BlockTree,
+        tiers: TierManager,
+        poison: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.tree = tree
+        self.pool = BlockPool(num_blocks, tree, poison, clock)
+        self._tiers = tiers
         self._hasher = hasher
 
-    def longest_hit(self, sequence: SequenceState) -> list[BlockNode]:
+    def longest_hit(self, sequence: SequenceState) -> Hit:
         """Cached blocks that continue the sequence's chain beyond `sequence.nodes`, first to last."""
-        hits: list[BlockNode] = []
-        for index in range(len(sequence.nodes), sequence.num_tokens // BLOCK_SIZE):
-            parent = hits[-1] if hits else self._tip(sequence)
-            node = self.tree.find(
-                parent, self.block_hash(sequence, index), self._block_ids(sequence, index), self._extra(sequence, index)
+        hit = Hit([], [])
+        node = self._tip(sequence)
+        for index in range(len(sequence.nodes), sequence.num_full_blocks):
+            child = self.tree.find(
+                node, self.block_hash(sequence, index), sequence.packed_block(index), self._extra(sequence, index)
             )
-            if node is None or node.device_block_id is None:
+            if child is None:
                 break
-            hits.append(node)
-        return hits
+            node = child
+            if node.device_block_id is not None:
+                hit.device.append(node)
+            elif node.place is not None:
+                hit.lower.append(node)
+            else:
+                break
+        return hit
 
     def num_blocks_needed(self, sequence: SequenceState, hits: Sequence[BlockNode]) -> int:
         """Free blocks that holding all tokens of the sequence would take: new ones, and hits that are free now."""
-        num_free_hits = sum(self._is_free(node) for node in hits)
-        return sequence.num_blocks_ahead - len(hits) + num_free_hits
+        return sequence.num_blocks_ahead - len(hits) + self.num_free_hits(hits)
+
+    def num_free_hits(self, hits: Sequence[BlockNode]) -> int:
+        """Device hits that nobody holds now."""
+        return sum(self.pool.is_free(_device_block_id(node)) for node in hits)
 
     def take_hits(self, sequence: SequenceState, hits: Sequence[BlockNode]) -> None:
-        """The sequence holds `hits` and skips their tokens, but for the last one: at least one token is computed."""
+        """The sequence holds the device blocks `hits` and skips their tokens, but for the last one: at least one token
+        is computed."""
         assert len(sequence.block_table) == len(sequence.nodes), "hits follow full blocks only"
         block_ids = [_device_block_id(node) for node in hits]
         self.pool.touch(block_ids)
         sequence.block_table += block_ids
         sequence.nodes += hits
-        num_held_tokens = len(sequence.nodes) * BLOCK_SIZE
-        sequence.num_computed_tokens = max(sequence.num_computed_tokens, min(num_held_tokens, sequence.num_tokens - 1))
+        self._skip_held_tokens(sequence)
+        self._tiers.hold(hits, sequence.request.owner, sequence.request.is_transient)
 
     def allocate(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Blocks for the next `num_tokens` tokens and not one more. False, and nothing changed, if too few are free."""
-        num_blocks = -(-(sequence.num_computed_tokens + num_tokens) // BLOCK_SIZE)
-        num_new = num_blocks - len(sequence.block_table)
+        num_new = self.num_new_blocks(sequence, num_tokens)
         if num_new > self.pool.num_free:
             return False
         if num_new > 0:
             sequence.block_table += self.pool.allocate(num_new)
         return True
 
+    def num_new_blocks(self, sequence: SequenceState, num_tokens: int) -> int:
+        """Blocks that the next `num_tokens` tokens take."""
+        num_blocks = -(-(sequence.num_computed_tokens + num_tokens) // BLOCK_SIZE)
+        return max(num_blocks - len(sequence.block_table), 0)
+
+    def place_loaded(self, sequence: SequenceState, block_id: int) -> None:
+        """The reserved block holds the image of the sequence's next block, verified."""
+        assert len(sequence.block_table) == len(sequence.nodes), "a load follows full blocks only"
+        sequence.block_table.append(block_id)
+        self._publish_block(sequence, len(sequence.nodes))
+        self._skip_held_tokens(sequence)
+
     def publish(self, sequence: SequenceState) -> None:
         """Blocks that have become full get their name. If another sequence published the same block before, the
         sequence holds that one from now on and its own is free."""
         for index in range(len(sequence.nodes), sequence.num_computed_tokens // BLOCK_SIZE):
-            block_id = sequence.block_table[index]
-            node = self.tree.find_or_add(
-                self._tip(sequence),
-                self.block_hash(sequence, index),
-                self._block_ids(sequence, index),
-                self._extra(sequence, index),
-            )
-            if node.device_block_id is None:
-                self.pool.cache_full_block(block_id, node)
-            else:
-                self.pool.touch([node.device_block_id])
-                sequence.block_table[index] = node.device_block_id
-                self.pool.free([block_id])
-            sequence.nodes.append(node)
+            self._publish_block(sequence, index)
+
+    def _publish_block(self, sequence: SequenceState, index: int) -> None:
+        block_id = sequence.block_table[index]
+        node = self.tree.find_or_add(
+            self._tip(sequence),
+            self.block_hash(sequence, index),
+            sequence.packed_block(index),
+            self._extra(sequence, index),
+        )
+        if not node.has_copy:
+            node.is_transient = True  # until `hold` says otherwise
+        if node.device_block_id is None:
+            self.pool.cache_full_block(block_id, node)
+        else:
+            self.pool.touch([node.device_block_id])
+            sequence.block_table[index] = node.device_block_id
+            self.pool.free([block_id])
+        sequence.nodes.append(node)
+        self._tiers.hold([node], sequence.request.owner, sequence.request.is_transient)
+
+    def _skip_held_tokens(self, sequence: SequenceState) -> None:
+        num_held_tokens = len(sequence.nodes) * BLOCK_SIZE
+        num_skipped = min(num_held_tokens, sequence.num_skippable_tokens)
+        sequence.num_computed_tokens = max(sequence.num_computed_tokens, num_skipped)
 
     def fork(self, parent: SequenceState, child: SequenceState) -> bool:
         """The child shares the parent's full blocks and gets a copy of its tail. False, and nothing changed, if the
@@ -105,7 +160,7 @@ class KVCacheManager:
     def free(self, sequence: SequenceState) -> None:
         """All blocks go back. Full ones stay cached until they are reused; an unpublished one is blank at once."""
         self.finish_copy(sequence)
-        self.pool.free(sequence.block_table)
+        self.pool.free(sequence.block_table, is_used=sequence.warm is None)
         sequence.block_table = []
         sequence.nodes = []
         sequence.num_computed_tokens = 0
@@ -135,17 +190,21 @@ class KVCacheManager:
         expected = sibling.token_ids[num_equal:] if sibling is not None else ()
         return Miss(start + num_equal, tuple(expected), tuple(block_ids[num_equal:]))
 
-    def count_cached(self, token_ids: Sequence[int], cache_salt: bytes) -> int:
-        """Tokens of a prompt that device blocks hold now. Touches nothing; any thread may ask."""
-        node, num_cached = self.tree.root, 0
-        for start in range(0, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
-            ids = tuple(token_ids[start : start + BLOCK_SIZE])
-            extra = salt_extra(cache_salt) if start == 0 else b""
-            child = self.tree.find(node, self._hasher.block_hash(node.block_hash, ids, extra), ids, extra)
-            if child is None or child.device_block_id is None:
+    def find_chain(self, token_ids: Sequence[int], cache_salt: bytes) -> list[BlockNode]:
+        """Nodes of a prompt's full blocks that any tier holds, first to last. Touches nothing; any thread may ask."""
+        packed_ids = pack_ids(token_ids)
+        extra = salt_extra(cache_salt)
+        nodes: list[BlockNode] = []
+        node: BlockNode | None = self.tree.root
+        for index, block_hash in enumerate(self._hasher.chain(packed_ids, extra)):
+            assert node is not None
+            start = index * BLOCK_ID_BYTES
+            packed_block = packed_ids[start : start + BLOCK_ID_BYTES]
+            node = self.tree.find(node, block_hash, packed_block, extra if index == 0 else b"")
+            if node is None:
                 break
-            node, num_cached = child, start + BLOCK_SIZE
-        return num_cached
+            nodes.append(node)
+        return nodes
 
     def block_hash(self, sequence: SequenceState, index: int) -> bytes:
         """Chain hash of the sequence's full block `index`; computed once."""
@@ -154,13 +213,14 @@ class KVCacheManager:
             parent_hash = hashes[-1] if hashes else self._hasher.root_hash
             place = len(hashes)
             hashes.append(
-                self._hasher.block_hash(parent_hash, self._block_ids(sequence, place), self._extra(sequence, place))
+                self._hasher.packed_hash(parent_hash, sequence.packed_block(place), self._extra(sequence, place))
             )
         return hashes[index]
 
-    def check_integrity(self, sequences: Iterable[SequenceState]) -> None:
-        """Recomputes every invariant of pool, tree and tables. `sequences`: all that may hold blocks."""
-        num_holders: Counter[int] = Counter()
+    def check_integrity(self, sequences: Iterable[SequenceState], reserved: Iterable[int] = ()) -> None:
+        """Recomputes every invariant of pool, tree and tables. `sequences`: all that may hold blocks; `reserved`:
+        blocks that loads hold."""
+        num_holders: Counter[int] = Counter(reserved)
         for sequence in sequences:
             self._check_sequence(sequence)
             num_holders.update(sequence.block_table)
@@ -170,14 +230,14 @@ class KVCacheManager:
         self.tree.check_integrity()
         for node in self.tree.nodes():
             assert node.parent is not None
-            expected = self._hasher.block_hash(node.parent.block_hash, node.token_ids, node.extra)
+            expected = self._hasher.packed_hash(node.parent.block_hash, node.packed_ids, node.extra)
             assert node.block_hash == expected, "a node's name is not that of its content"
 
     def _check_sequence(self, sequence: SequenceState) -> None:
         table, nodes, num_computed = sequence.block_table, sequence.nodes, sequence.num_computed_tokens
         assert len(table) <= -(-sequence.num_tokens // BLOCK_SIZE), "more blocks than ceil(tokens / block size)"
         assert len(set(table)) == len(table), "a block is in the table twice"
-        assert num_computed < sequence.num_tokens or not table, "nothing is left to compute"
+        assert num_computed <= sequence.num_skippable_tokens or not table, "nothing is left to compute"
         num_held_tokens = max(num_computed, len(nodes) * BLOCK_SIZE)
         assert len(table) == -(-num_held_tokens // BLOCK_SIZE), "a block is reserved ahead"
         assert len(nodes) == num_held_tokens // BLOCK_SIZE, "a full block is not published, or a part of one is"
@@ -185,7 +245,8 @@ class KVCacheManager:
         for index, node in enumerate(nodes):
             assert node.device_block_id == table[index], "a table names another block than its node"
             assert node.parent is parent, "a hit on another chain"
-            assert list(node.token_ids) == self._block_ids(sequence, index), "a hit on other tokens"
+            assert node.packed_ids == sequence.packed_block(index), "a hit on other tokens"
+            assert sequence.request.is_transient or not node.is_transient, "a lasting request holds a transient block"
             parent = node
         for block_id in table[len(nodes) :]:
             block = self.pool.blocks[block_id]
@@ -193,13 +254,6 @@ class KVCacheManager:
 
     def _tip(self, sequence: SequenceState) -> BlockNode:
         return sequence.nodes[-1] if sequence.nodes else self.tree.root
-
-    def _is_free(self, node: BlockNode) -> bool:
-        return self.pool.is_free(_device_block_id(node))
-
-    @staticmethod
-    def _block_ids(sequence: SequenceState, index: int) -> list[int]:
-        return sequence.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
 
     @staticmethod
     def _extra(sequence: SequenceState, index: int) -> bytes:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .block_pool import BlockPool
 from .config import BLOCK_SIZE
+from .sequence import SequenceState
+from .tiers.tier import TierStats
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
@@ -22,8 +25,8 @@ class EngineCounters:
     num_steps: int = 0
     num_prefix_query_tokens: int = 0
     """Prompt tokens of admitted requests."""
-    num_prefix_hit_tokens: int = 0
-    """Those of them that blocks held."""
+    num_hit_tokens_by_tier: Counter[str] = field(default_factory=Counter)
+    """Those of them that blocks held, by where the blocks lay."""
     num_computed_prompt_tokens: int = 0
     """With those that a preemption made compute again."""
     num_generated_tokens: int = 0
@@ -33,6 +36,14 @@ class EngineCounters:
     """Sequences in the last step; 0 once the engine is idle."""
     durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_DURATIONS_KEPT))
     """The latest steps."""
+
+    def count_hit(self, sequence: SequenceState, tier_name: str) -> None:
+        """The sequence has come to hold blocks that lay there. Work in advance is no hit; nor is what a preemption
+        makes read again."""
+        if sequence.is_at_first_token:
+            num_new = sequence.active.count_cached(sequence.num_computed_tokens, tier_name)
+            if num_new and sequence.warm is None:
+                self.num_hit_tokens_by_tier[tier_name] += num_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class EngineStats:
     batch_size: int
     num_blocks: int
     num_used: int
-    """Blocks that running sequences hold."""
+    """Blocks that running and loading sequences hold."""
     num_cached: int
     """Blocks that nobody holds, kept for the next hit."""
     num_free: int
@@ -62,6 +73,12 @@ class EngineStats:
     num_failed_requests: int
     step_p50_s: float
     step_p99_s: float
+    num_loading: int = 0
+    """Requests that wait for blocks from a lower tier."""
+    num_hit_tokens_by_tier: Mapping[str, int] = field(default_factory=dict)
+    """"device", "host", "disk" -> tokens; sums up to `num_prefix_hit_tokens`."""
+    tiers: Mapping[str, TierStats] = field(default_factory=dict)
+    """The lower tiers."""
 
     @property
     def kv_usage(self) -> float:
@@ -77,6 +94,7 @@ def take_stats(pool: BlockPool, scheduler: Scheduler, counters: EngineCounters) 
     return EngineStats(
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
+        num_loading=len(scheduler.loading),
         batch_size=counters.last_batch_size if scheduler.running else 0,
         num_blocks=pool.num_blocks,
         num_used=pool.num_used,
@@ -86,7 +104,8 @@ def take_stats(pool: BlockPool, scheduler: Scheduler, counters: EngineCounters) 
         token_budget=scheduler.budget.num_tokens,
         num_steps=counters.num_steps,
         num_prefix_query_tokens=counters.num_prefix_query_tokens,
-        num_prefix_hit_tokens=counters.num_prefix_hit_tokens,
+        num_prefix_hit_tokens=sum(counters.num_hit_tokens_by_tier.values()),
+        num_hit_tokens_by_tier=dict(counters.num_hit_tokens_by_tier),
         num_computed_prompt_tokens=counters.num_computed_prompt_tokens,
         num_generated_tokens=counters.num_generated_tokens,
         num_preemptions=counters.num_preemptions,

@@ -13,6 +13,7 @@ from chatkv.kernels.reference_attention import SequenceSpan
 from .batch import Batch, BatchResult, SampleSpec, ScheduledSequence, SequenceResult
 from .config import BLOCK_SIZE
 from .models.decoder import Decoder
+from .pool_images import PoolImages
 from .request import TokenLogprob
 
 NOT_FINITE = "The model produced numbers that are not finite, so this answer cannot go on. Try again."
@@ -33,6 +34,8 @@ class ModelRunner:
         self.model = model
         self.pool = model.layout.new_pool(num_blocks, model.backend.device)
         """uint8 [num_blocks, block_bytes]"""
+        self.images = PoolImages(self.pool)
+        """The same blocks as bytes, for lower tiers."""
         self._kv = model.layout.views(self.pool)
         self._sampler = sampler
         self._eos_ids = eos_ids

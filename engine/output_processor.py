@@ -96,13 +96,13 @@ class OutputProcessor:
         ]
 
     def report_progress(
-        self, waiting: Sequence[SequenceState], running: Sequence[SequenceState]
+        self, waiting: Sequence[SequenceState], admitted: Sequence[SequenceState]
     ) -> list[RequestOutput]:
-        """For sequences that are queued or reading, where that has changed."""
+        """For sequences that are queued, loading or reading, where that has changed."""
         outputs = []
         for position, sequence in enumerate(waiting, start=1):
             outputs += self._progress(sequence, position)
-        for sequence in running:
+        for sequence in admitted:
             if sequence.is_at_first_token or sequence.num_uncomputed_tokens > 1:
                 outputs += self._progress(sequence, None)
         return outputs
@@ -166,6 +166,8 @@ class OutputProcessor:
             progress=progress,
             num_prompt_tokens=active.num_prompt_tokens,
             num_cached_tokens=active.num_cached_tokens,
-            cached_by_tier={"device": active.num_cached_tokens} if active.num_cached_tokens else {},
+            cached_by_tier=dict(active.cached_by_tier),
             miss=active.miss,
+            load=active.load,
+            block_hashes=tuple(node.block_hash for node in sequence.nodes) if finish_reason is not None else (),
         )

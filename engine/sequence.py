@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from .block_hash import BLOCK_ID_BYTES, pack_ids
 from .block_tree import BlockNode
 from .config import BLOCK_SIZE
-from .request import GenerationRequest, Miss, Priority, RequestStatus
+from .prompt import PreparedPrompt
+from .request import GenerationRequest, LoadDecision, Miss, Priority, RequestStatus, WarmMode
 
 
 @dataclass(slots=True, eq=False)
@@ -14,21 +17,34 @@ class ActiveRequest:
     """What the choices of one request share."""
 
     request: GenerationRequest
+    prompt: PreparedPrompt
     arrival: int
     """Counts up; also tells the newest request."""
     sequences: list[SequenceState] = field(default_factory=list)
     """The unfinished ones. Before the first token there is only the first, which computes the prompt for all."""
-    num_cached_tokens: int = 0
-    """Prompt tokens that blocks held, so that they were not computed."""
+    cached_by_tier: Counter[str] = field(default_factory=Counter)
+    """Prompt tokens that blocks held, so that they were not computed, by where the blocks lay."""
     num_read_tokens: int = 0
     """Prompt tokens that were computed or found cached at some time: what a preemption makes read again counts once."""
     miss: Miss | None = None
+    load: LoadDecision | None = None
     is_admitted: bool = False
-    """Has run before: cached counts and miss are those of the first admission."""
+    """Has run before: cached counts, miss and load are those of the first admission."""
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(self.cached_by_tier.values())
+
+    def count_cached(self, num_tokens: int, tier_name: str) -> int:
+        """The first `num_tokens` are there, the last of them from that tier. Returns how many are new."""
+        num_new = self.read_up_to(min(num_tokens, self.num_prompt_tokens))
+        if num_new:
+            self.cached_by_tier[tier_name] += num_new
+        return num_new
 
     def read_up_to(self, num_tokens: int) -> int:
         """Prompt tokens that are read for the first time."""
@@ -52,6 +68,8 @@ class SequenceState:
     """Chain hashes of full blocks, as far as anyone has asked."""
     pending_copy: tuple[int, int] | None = None
     """(source, destination): a fork's tail, copied when the sequence runs next. The source is held until then."""
+    is_done: bool = False
+    """Only a warm sequence: nothing is left that it may do, and it ends before the next step."""
     last_turn: int = 0
     """Counts up with every chunk that the scheduler gives to anyone: the smallest has waited longest."""
 
@@ -62,6 +80,10 @@ class SequenceState:
     @property
     def priority(self) -> Priority:
         return self.request.priority
+
+    @property
+    def warm(self) -> WarmMode | None:
+        return self.request.warm
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -82,6 +104,16 @@ class SequenceState:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_full_blocks(self) -> int:
+        """Blocks that its tokens of today fill, computed or not."""
+        return self.num_tokens // BLOCK_SIZE
+
+    @property
+    def num_skippable_tokens(self) -> int:
+        """Blocks may stand in for that many: who answers computes at least one token."""
+        return self.num_tokens if self.warm else self.num_tokens - 1
+
+    @property
     def num_blocks_ahead(self) -> int:
         """Blocks that the tokens known today still need."""
         return -(-self.num_tokens // BLOCK_SIZE) - len(self.block_table)
@@ -95,6 +127,14 @@ class SequenceState:
     def is_at_first_token(self) -> bool:
         """The next sampled token is the first: it is drawn for every choice of the request."""
         return not self.output_token_ids
+
+    def packed_block(self, index: int) -> bytes:
+        """Packed ids of the full block `index`."""
+        start = index * BLOCK_ID_BYTES
+        packed = self.active.prompt.packed_ids[start : start + BLOCK_ID_BYTES]
+        if len(packed) == BLOCK_ID_BYTES:
+            return packed
+        return pack_ids(self.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE))
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Ids at absolute positions start .. stop - 1."""

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatkv.engine.block_hash import pack_ids
 from chatkv.engine.block_pool import Block, BlockPool, FreeBlockQueue
 from chatkv.engine.block_tree import BlockNode, BlockTree
 
@@ -42,7 +43,7 @@ class Chains:
         node = parent or self.tree.root
         for index, block_id in enumerate(block_ids):
             ids = tuple(ord(name) * 100 + index for _ in range(16))
-            node = self.tree.find_or_add(node, f"{name}{index}".encode(), ids, b"")
+            node = self.tree.find_or_add(node, f"{name}{index}".encode(), pack_ids(ids), b"")
             self.pool.cache_full_block(block_id, node)
         return block_ids
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from chatkv.engine.block_hash import pack_ids
 from chatkv.engine.block_tree import BlockNode, BlockTree
 
 IDS = tuple(range(16))
@@ -9,7 +10,7 @@ SAME_HASH = b"always the same"
 
 
 def add(tree: BlockTree, parent: BlockNode, token_ids: tuple[int, ...], extra: bytes = b"") -> BlockNode:
-    node = tree.find_or_add(parent, SAME_HASH, token_ids, extra)
+    node = tree.find_or_add(parent, SAME_HASH, pack_ids(token_ids), extra)
     node.device_block_id = len(tree.nodes())
     return node
 
@@ -21,11 +22,11 @@ def test_c1_equal_hashes_are_told_apart_by_parent_ids_and_extra() -> None:
     other_ids = add(tree, tree.root, IDS[::-1])
     salted = add(tree, tree.root, IDS, b"salt")
     assert len({first, below, other_ids, salted}) == 4
-    assert tree.find(tree.root, SAME_HASH, IDS, b"") is first
-    assert tree.find(first, SAME_HASH, IDS, b"") is below
-    assert tree.find(below, SAME_HASH, IDS, b"") is None
-    assert tree.find(tree.root, SAME_HASH, IDS[::-1], b"") is other_ids
-    assert tree.find(tree.root, SAME_HASH, IDS, b"salt") is salted
+    assert tree.find(tree.root, SAME_HASH, pack_ids(IDS), b"") is first
+    assert tree.find(first, SAME_HASH, pack_ids(IDS), b"") is below
+    assert tree.find(below, SAME_HASH, pack_ids(IDS), b"") is None
+    assert tree.find(tree.root, SAME_HASH, pack_ids(IDS[::-1]), b"") is other_ids
+    assert tree.find(tree.root, SAME_HASH, pack_ids(IDS), b"salt") is salted
     tree.check_integrity()
 
 
@@ -33,10 +34,10 @@ def test_a_node_without_copies_leaves_and_its_namesakes_stay() -> None:
     tree = BlockTree(b"root")
     first, second = add(tree, tree.root, IDS), add(tree, tree.root, IDS[::-1])
     tree.drop_if_empty(first)
-    assert tree.find(tree.root, SAME_HASH, IDS, b"") is first
+    assert tree.find(tree.root, SAME_HASH, pack_ids(IDS), b"") is first
     first.device_block_id = None
     tree.drop_if_empty(first)
-    assert tree.find(tree.root, SAME_HASH, IDS, b"") is None
+    assert tree.find(tree.root, SAME_HASH, pack_ids(IDS), b"") is None
     assert tree.nodes() == [second]
     tree.check_integrity()
 

@@ -58,12 +58,12 @@ def _publish_partly_filled_block(self: KVCacheManager, sequence) -> None:  # typ
     sequence.num_computed_tokens = num_computed
 
 
-def _find_ignores_parent(self: BlockTree, parent, block_hash, token_ids, extra):  # type: ignore[no-untyped-def]
-    return next((node for node in self.nodes() if node.token_ids == tuple(token_ids)), None)
+def _find_ignores_parent(self: BlockTree, parent, block_hash, packed_ids, extra):  # type: ignore[no-untyped-def]
+    return next((node for node in self.nodes() if node.packed_ids == packed_ids), None)
 
 
-def _free_head_first(self: BlockPool, block_ids: list[int]) -> None:
-    ORIGINAL_FREE(self, block_ids[::-1])
+def _free_head_first(self: BlockPool, block_ids: list[int], is_used: bool = True) -> None:
+    ORIGINAL_FREE(self, block_ids[::-1], is_used)
 
 
 def _fork_without_copy(self: KVCacheManager, parent, child) -> bool:  # type: ignore[no-untyped-def]
@@ -78,8 +78,7 @@ def _write_into_shared_blocks(self: KVCacheManager, sequence, start, stop, no_sl
 
 
 def _finish_keeps_blocks(self: Scheduler, sequence) -> None:  # type: ignore[no-untyped-def]
-    self.running = [other for other in self.running if other is not sequence]
-    self.waiting = [other for other in self.waiting if other is not sequence]
+    self.queues.remove(sequence)
     sequence.active.sequences.remove(sequence)
 
 

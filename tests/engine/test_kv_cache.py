@@ -188,9 +188,9 @@ def test_blocks_go_back_tail_first(monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[int] = []
     original = BlockPool.free
 
-    def record(self: BlockPool, block_ids: list[int]) -> None:
+    def record(self: BlockPool, block_ids: list[int], is_used: bool = True) -> None:
         freed.extend(reversed(block_ids))
-        original(self, block_ids)
+        original(self, block_ids, is_used)
 
     h = Harness()
     h.add("a", prompt(40))
