@@ -20,10 +20,13 @@ from ..quant.formats import PackedTensor
 from .config import ModelConfig
 from .names import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 
+FORMAT_VERSION = 1
+"""Raised when these facts, or what a block image holds, take another form."""
 NUMERICS_EPOCH = 1
 """Raised by hand whenever the same weights and tokens give other bits than before: old caches then go stale."""
 
 AUTO = "auto"
+"""The KV dtype that the backend prefers."""
 
 TensorReader = Callable[[str], PackedTensor]
 
@@ -134,7 +137,7 @@ class Decoder:
         shape["layer_ropes"] = list(config.layer_ropes)
         frequencies = self._inverse_frequencies.numpy().astype("<f4").tobytes().hex()
         return {
-            "format_version": 1,
+            "format_version": FORMAT_VERSION,
             "numerics_epoch": NUMERICS_EPOCH,
             "numerics": self.backend.numerics(),
             "shape": shape,

@@ -12,6 +12,7 @@ from ..kv_blocks import KVBlocks
 from ..reference_attention import SequenceSpan
 from ..weights import Weight, select_rows
 from .attention import Chunk, SingleRows
+from .digest import arithmetic_digest
 from .linear import CpuLinear, LinearPath
 from .pool import PoolRows
 from .threads import single_thread
@@ -67,6 +68,7 @@ class CpuBackend:
         self._num_threads = 0
         self._head_dim = 0
         self._group = 1
+        self._digest = ""
 
     def numerics(self) -> dict[str, str | int]:
         attention = "tiles" if self._products.row_multiple else "tiles-single-rows"
@@ -77,6 +79,8 @@ class CpuBackend:
             "key_tile": KEY_TILE,
             "compute_dtype": "float32",
             "activation_quantisation": "none",
+            "instruction_set": torch.backends.cpu.get_cpu_capability(),
+            "arithmetic": self._digest,
         }
 
     @property
@@ -132,5 +136,6 @@ class CpuBackend:
         self._num_threads = torch.get_num_threads()
         self._linears.seal()
         self._products.seal(self._head_dim)
+        self._digest = arithmetic_digest(self._linears.functions(), self._products, self._head_dim)
         if before not in (None, self.numerics()):
             raise RuntimeError("the number of threads changed, and with it the numerics: load the model again")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,11 @@ class LinearPath:
         self.row_multiple = row_multiple(
             (linear.product for linear in linears), (linear.num_columns for linear in linears)
         )
+
+    def functions(self) -> Iterator[tuple[Callable[[Tensor], Tensor], int]]:
+        """Every prepared shape's first matrix as a function that `linear` runs, and its number of columns."""
+        for prepared in self._shapes.values():
+            yield partial(self.linear, prepared=prepared), prepared.num_columns
 
     def linear(self, x: Tensor, prepared: CpuLinear) -> Tensor:
         """[T, num_columns] -> [T, num_rows]."""

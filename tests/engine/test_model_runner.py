@@ -15,17 +15,22 @@ LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 POISONED_ID = 7
 
 
-@pytest.fixture(scope="module")
-def model() -> Decoder:
-    return decoder_of(LLAMA)
+@pytest.fixture(params=["fp32", "int8"], scope="module")
+def kv_dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def poisoned_model() -> Decoder:
+def model(kv_dtype: str) -> Decoder:
+    return decoder_of(LLAMA, kv_dtype=kv_dtype)
+
+
+@pytest.fixture(scope="module")
+def poisoned_model(kv_dtype: str) -> Decoder:
     """The embedding of one id is not finite."""
     tensors = random_tensors(ModelConfig.from_hf(LLAMA))
     tensors["model.embed_tokens.weight"][POISONED_ID] = float("nan")
-    return decoder_of(LLAMA, tensors)
+    return decoder_of(LLAMA, tensors, kv_dtype=kv_dtype)
 
 
 @pytest.fixture
