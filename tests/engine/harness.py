@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from integer_runner import EOS_ID, IntegerRunner, naive_answer, new_hasher
+from integer_runner import EOS_ID, IntegerImages, IntegerRunner, naive_answer, new_hasher
 
 from chatkv.engine.batch import Batch, BatchResult
 from chatkv.engine.block_hash import BlockHasher
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
 from chatkv.engine.output_processor import TextStreamFactory
-from chatkv.engine.request import FinishReason, GenerationRequest, Priority, RequestOutput, SamplingParams
+from chatkv.engine.request import (
+    FinishReason,
+    GenerationRequest,
+    Priority,
+    RequestOutput,
+    SamplingParams,
+    WarmMode,
+)
+from chatkv.engine.tiers.tier import LowerTier
 
 GREEDY_10 = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 
@@ -46,6 +55,8 @@ class Harness:
         tokens_per_s: float = 1000.0,
         hasher: BlockHasher | None = None,
         new_text_stream: TextStreamFactory | None = None,
+        tiers: Sequence[LowerTier] = (),
+        max_copy_bytes: int = 32 << 20,
     ) -> None:
         self.runner = IntegerRunner(num_blocks, is_recording=True)
         self.now_s = 0.0
@@ -59,6 +70,7 @@ class Harness:
                 max_num_waiting=max_num_waiting,
                 max_num_batched_tokens=max_num_batched_tokens,
                 target_step_s=target_step_s,
+                max_copy_bytes=max_copy_bytes,
                 check_integrity=True,
             ),
             self,
@@ -67,6 +79,8 @@ class Harness:
             frozenset({EOS_ID}),
             poison=self.runner.poison,
             clock=lambda: self.now_s,
+            tiers=tiers,
+            images=IntegerImages(self.runner),
         )
         self.answers: dict[tuple[str, int], Answer] = {}
 
@@ -88,10 +102,22 @@ class Harness:
         n: int = 1,
         priority: Priority = Priority.INTERACTIVE,
         cache_salt: bytes = b"",
+        owner: str = "",
+        is_transient: bool = False,
+        warm: WarmMode | None = None,
     ) -> None:
-        self.engine.add_request(
-            GenerationRequest(request_id, token_ids, sampling, n=n, priority=priority, cache_salt=cache_salt)
+        request = GenerationRequest(
+            request_id,
+            token_ids,
+            sampling,
+            n=n,
+            priority=priority,
+            cache_salt=cache_salt,
+            owner=owner,
+            is_transient=is_transient,
+            warm=warm,
         )
+        self.engine.add_request(request)
 
     def step(self) -> list[RequestOutput]:
         return self.take(self.engine.step())
@@ -111,13 +137,30 @@ class Harness:
             self.step()
 
     def ask(
-        self, request_id: str, token_ids: tuple[int, ...], sampling: SamplingParams = GREEDY_10, cache_salt: bytes = b""
+        self,
+        request_id: str,
+        token_ids: tuple[int, ...],
+        sampling: SamplingParams = GREEDY_10,
+        *,
+        cache_salt: bytes = b"",
+        owner: str = "",
+        is_transient: bool = False,
     ) -> Answer:
         """One request alone, to its end; the answer is what the naive model says."""
-        self.add(request_id, token_ids, sampling, cache_salt=cache_salt)
+        self.add(request_id, token_ids, sampling, cache_salt=cache_salt, owner=owner, is_transient=is_transient)
         self.run()
         answer = self.answers[request_id, 0]
         assert answer.token_ids == self.expected(token_ids, sampling)
+        return answer
+
+    def warm(
+        self, request_id: str, token_ids: tuple[int, ...], mode: WarmMode, owner: str = "", is_transient: bool = False
+    ) -> Answer:
+        self.add(request_id, token_ids, owner=owner, is_transient=is_transient, warm=mode)
+        self.run()
+        answer = self.answers[request_id, 0]
+        assert answer.token_ids == []
+        assert answer.reason is FinishReason.STOP
         return answer
 
     def expected(self, token_ids: tuple[int, ...], sampling: SamplingParams = GREEDY_10, choice: int = 0) -> list[int]:

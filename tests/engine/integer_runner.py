@@ -4,6 +4,7 @@ stale block or missing copy changes the answer or is noticed here."""
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -104,3 +105,31 @@ class IntegerRunner:
         assert spec.position == len(context)
         assert context == [*spec.prompt_token_ids, *spec.output_token_ids]
         return next_token(context, spec.sampling, spec.choice)
+
+
+class IntegerImages:
+    """The runner's slots as bytes: token and position, both plus one, so that zeros are a blank slot."""
+
+    _SLOT = struct.Struct("<qq")
+
+    def __init__(self, runner: IntegerRunner) -> None:
+        self._runner = runner
+        self.image_bytes = BLOCK_SIZE * self._SLOT.size
+
+    def read(self, block_id: int) -> memoryview:
+        entries = self._runner.slots[block_id * BLOCK_SIZE : (block_id + 1) * BLOCK_SIZE]
+        assert all(entry is not None for entry in entries), "a block is stored that is not full"
+        return memoryview(b"".join(self._SLOT.pack(token + 1, position + 1) for token, position in entries))  # type: ignore[misc]
+
+    def write(self, block_id: int, image: memoryview) -> None:
+        entries = [
+            (token - 1, position - 1) if token else None for token, position in self._SLOT.iter_unpack(bytes(image))
+        ]
+        slots = slice(block_id * BLOCK_SIZE, (block_id + 1) * BLOCK_SIZE)
+        is_blank = all(entry is None for entry in self._runner.slots[slots])
+        assert is_blank or entries == [None] * BLOCK_SIZE, f"block {block_id} is loaded over what it holds"
+        self._runner.slots[slots] = entries
+
+
+def held_ids(runner: IntegerRunner, block_id: int) -> list[tuple[int, int] | None]:
+    return runner.slots[block_id * BLOCK_SIZE : (block_id + 1) * BLOCK_SIZE]
