@@ -49,3 +49,7 @@ class QueueFullError(EngineError):
 
 class EngineClosedError(EngineError):
     """The engine is stopping, or another model is about to take its place."""
+
+
+class StoreUnavailableError(EngineError):
+    """The disk store cannot be used here; everything else works, from memory only."""

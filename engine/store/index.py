@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .counters import WRITTEN_BYTES, Counters
 from .files import PAGE_BYTES, Files
-from .index_db import BrokenIndexError, IndexDatabase, chunks, remove_index
+from .index_db import NEIGHBOUR_ROWS, BrokenIndexError, IndexDatabase, chunks, remove_index
 from .runs import Runs
 
 __all__ = ["BlockRow", "BrokenIndexError", "SlabRow", "StoreIndex"]
@@ -90,13 +90,16 @@ class StoreIndex:
 
     def remove_slab(self, slab_id: int) -> None:
         """With its blocks and their runs."""
-        self.remove_rows(slab_id, [slot for (slot,) in self._slots(slab_id)], is_durable=False)
+        self.runs.remove_of_slab(slab_id)
+        slots = [
+            slot for (slot,) in self.database.rows("select slot from blocks where slab = ? order by slot", [slab_id])
+        ]
+        for part in chunks(slots, NEIGHBOUR_ROWS):
+            with self.database.transaction(is_durable=False) as sql:
+                sql.execute("delete from blocks where slab = ? and slot between ? and ?", [slab_id, part[0], part[-1]])
         with self.database.transaction(is_durable=True) as sql:
             sql.execute("delete from slabs where id = ?", [slab_id])
         self._num_blocks.pop(slab_id, None)
-
-    def _slots(self, slab_id: int) -> list[tuple[int]]:
-        return self.database.rows("select slot from blocks where slab = ?", [slab_id])  # type: ignore[return-value]
 
     # Blocks
 
@@ -110,6 +113,14 @@ class StoreIndex:
             " from blocks where slab = ?",
             [slab_id],
         )
+
+    def present(self, slab_id: int, block_hashes: Collection[bytes]) -> set[bytes]:
+        """Those that have a row. Reads all rows of the slab."""
+        found: set[bytes] = set()
+        for part in chunks(list(block_hashes)):
+            query = f"select block_hash from blocks where slab = ? and block_hash in ({','.join('?' * len(part))})"
+            found.update(block_hash for (block_hash,) in self.database.rows(query, [slab_id, *part]))
+        return found
 
     def has_row(self, slab_id: int, slot: int, block_hash: bytes) -> bool:
         query = "select 1 from blocks where slab = ? and slot = ? and block_hash = ?"
@@ -168,9 +179,9 @@ class StoreIndex:
         value = self.database.value("select value from constants where name = ?", [name])
         return default if value is None else json.loads(value)
 
-    def set_constant(self, name: str, value: Any) -> None:
+    def set_constant(self, name: str, value: Any, *, is_durable: bool = False) -> None:
         """`value`: what JSON can hold, at most some kilobytes."""
-        with self.database.transaction(is_durable=False) as sql:
+        with self.database.transaction(is_durable=is_durable) as sql:
             sql.execute("insert or replace into constants values (?, ?)", [name, json.dumps(value)])
 
     # Size

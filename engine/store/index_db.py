@@ -26,6 +26,8 @@ WAL_LIMIT_BYTES = 128 * 1024
 CHUNK_ROWS = 32
 """Scattered rows that one transaction may touch. Each can split its leaf: three siblings become up to five pages, and
 one more holds what is too long for a leaf. With the pages above them and some counters that is at most 240 pages."""
+NEIGHBOUR_ROWS = 100
+"""The same for rows that are neighbours: they share their leaves."""
 CHUNK_BYTES = 128 * 1024
 """Long values that one transaction may touch, beside its rows."""
 INDEX_RESERVE_BYTES = WAL_LIMIT_BYTES + CHUNK_BYTES + 240 * (PAGE_BYTES + 24) + 64 * 1024

@@ -56,6 +56,9 @@ class Runs:
             keys = self._database.rows(f"select key from runs where block_hash in ({marks})", part)
             self._remove([key for (key,) in keys])
 
+    def remove_of_slab(self, slab_id: int) -> None:
+        self._remove([key for (key,) in self._database.rows("select key from runs where slab = ?", [slab_id])])
+
     def _make_room(self, num_bytes: int) -> None:
         while self._total_bytes + num_bytes > MAX_RUNS_BYTES:
             oldest = self._database.rows("select key from runs order by used_at limit ?", [CHUNK_ROWS])

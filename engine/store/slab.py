@@ -14,7 +14,8 @@ from ..tiers.tier import BlockRecord, TierCopy
 from .cipher import Cipher, RowSecret
 from .files import PAGE_BYTES, StoreFile
 from .index import BlockRow, BrokenIndexError, SlabRow, StoreIndex
-from .record import HEADER_BYTES, BadRecordError, check_payload, pack_header, parse_header
+from .reader import RecordReader
+from .record import HEADER_BYTES, pack_header
 from .slab_header import SLAB_HEADER_BYTES, SlabHeader, write_slab_header
 from .slots import Slots
 from .stored import build_copies, unwrap_rows
@@ -46,10 +47,14 @@ class Slab:
             unwrap_rows(index.block_rows(self.id), cipher) if cipher else (index.block_rows(self.id), {}, [])
         )
         copies, dropped = build_copies(rows, num_slots)
+        self._reader = RecordReader(file, row.fingerprint, row.payload_bytes, cipher, self._data_keys.get)
+        self._offset = self._reader.offset
         self._copies: list[TierCopy] | None = copies
         self._erasing: set[int] = {*dropped, *unreadable}
         """Deletes that were begun; one that failed is tried again by the next."""
         self._slots = Slots(num_slots, {copy.slot for copy in copies} | self._erasing)
+        self.on_commit: Callable[[], None] = lambda: None
+        """Called after each group."""
         self._sweep()
 
     @property
@@ -121,6 +126,7 @@ class Slab:
         Raises OSError, BrokenIndexError; then none of them is visible."""
         self._index.add_rows(self.id, [self._row(*row) for row in rows], self._counter + 1, self.slot_bytes * len(rows))
         self._counter += 1
+        self.on_commit()
 
     def _row(self, slot: int, record: BlockRecord, hits: float, hit_at_s: float) -> BlockRow:
         if self._cipher is None:
@@ -134,30 +140,8 @@ class Slab:
         self._index.set_hits(self.id, rows)
 
     def read(self, slot: int, into: memoryview, expected: BlockRecord | None = None) -> BlockRecord:
-        """Fill `into` with the image and prove it: sums, fingerprint, and every field of `expected`.
-
-        Raises BadRecordError (`into` is worthless then), OSError."""
-        assert into.nbytes == self.payload_bytes, f"{into.nbytes} bytes, an image has {self.payload_bytes}"
-        page = bytearray(HEADER_BYTES)
-        stored = into if self._cipher is None else bytearray(self.payload_bytes)
-        if self._file.pread_into([page, stored], self._offset(slot)) != self.slot_bytes:
-            raise BadRecordError("the file ends before the record does")
-        header = parse_header(page)
-        if header.fingerprint != self.fingerprint or header.payload_bytes != self.payload_bytes:
-            raise BadRecordError("the record belongs to another slab")
-        if (header.seal is None) != (self._cipher is None):
-            raise BadRecordError("the record is encrypted" if header.seal else "the record is not encrypted")
-        check_payload(page, stored)
-        record = header.record
-        if self._cipher is not None:
-            data_key = self._data_keys.get(slot)
-            if data_key is None:
-                raise BadRecordError("the record's key is gone")
-            record = self._cipher.open_record(header, data_key)
-            into.cast("B")[:] = self._cipher.open_payload(header, stored, data_key)
-        if expected is not None and record != expected:
-            raise BadRecordError("another block lies there")
-        return record
+        """As `RecordReader.read`."""
+        return self._reader.read(slot, into, expected)
 
     def erase(self, slots: Collection[int], *, is_punched: bool = False, is_forgotten: bool = False) -> None:
         """Rows removed and committed; headers zeroed and synced; then, with `is_punched`, the ranges given back.
@@ -197,9 +181,6 @@ class Slab:
 
     def close(self) -> None:
         self._file.close()
-
-    def _offset(self, slot: int) -> int:
-        return SLAB_HEADER_BYTES + slot * self.slot_bytes
 
     def _zero_headers(self, slots: Sequence[int]) -> None:
         present = [slot for slot in slots if self._offset(slot) < self._size]
