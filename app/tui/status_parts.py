@@ -133,6 +133,7 @@ KEY_HINTS: dict[str, Sequence[tuple[str, str]]] = {
         ("^O", "chats"),
         ("^N", "new"),
         ("F3", "model"),
+        ("F4", "cache"),
         ("^P", "commands"),
         ("F1", "help"),
     ),

@@ -32,7 +32,7 @@ def chain_rows(report: CacheReport, sort: str, now: float, glyphs: Glyphs) -> li
         chains = tuple(chain for chain in report.chains if chain.chat_id in head.chat_ids)
         if len(chains) > 1:
             nodes.append(_Node(head, chains))
-    longest = max((chain.num_tokens for chain in report.chains), default=0)
+    longest = max((sum(count for _, count in chain.runs) for chain in report.chains), default=0)
     rows = _level(report.chains, nodes, 0, order)
     return [replace(row.stamped(now), longest=longest) for row in _drawn(rows, "", glyphs, is_top=True)]
 

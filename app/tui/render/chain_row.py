@@ -66,7 +66,7 @@ class ChainRow:
     lead: str = ""
     """The lines of the tree before the label."""
     longest: int = 0
-    """Tokens of the longest chain: its bar is the whole column."""
+    """Blocks of the longest chain: its bar is the whole column."""
     last: str = ""
     """How long ago it was used, in words."""
 
@@ -83,7 +83,7 @@ class ChainRow:
 
     def runs(self, width: int, palette: Palette, *, is_open: bool = False) -> list[Run]:
         cells, glyphs = columns(width), palette.glyphs
-        runs: list[Run] = [(self.lead, palette.dim)]
+        runs: list[Run] = [(self.lead[-(cells.label // 2) :], palette.dim)]
         if self.chat_id is None:
             runs.append((f"{glyphs.opened} ", palette.dim))
         elif not self.lead:
@@ -104,7 +104,7 @@ class ChainRow:
         """The bar between two cells of space, and what is going on behind it."""
         note, style = self._note(palette)
         room = num_cells - 3 - (cell_len(note) + 1 if note else 0)
-        length = bar_cells(self.num_tokens, self.longest, max(1, room)) if self.kept else 0
+        length = bar_cells(sum(count for _, count in self.kept), self.longest, max(1, room))
         bar: list[Run] = [("  ", palette.dim)]
         if length:
             bar += [(text, palette.tier(tier)) for text, tier in kv_bar(self.kept, length, palette.glyphs)]

@@ -126,11 +126,11 @@ def _hits(hits: Sequence[SearchHit], is_first: bool) -> list[ChatRow]:
 def _chat(chat: ChatSummary, live: LiveReply | None, now: float, palette: Palette) -> ChatRow:
     glyphs = palette.glyphs
     right = format.age(max(0.0, now - chat.updated_at)) if chat.updated_at else ""
+    title = f"{glyphs.private} {chat.shown_title}" if chat.is_private else chat.shown_title
     if live is None:
-        badge = glyphs.private if chat.is_private else glyphs.star if chat.is_pinned else " "
-        return ChatRow(chat.shown_title, right, badge, "dim", chat.id)
+        return ChatRow(title, right, glyphs.star if chat.is_pinned else " ", "dim", chat.id)
     badge, tone = (glyphs.writing, "good") if live.phase == "writing" else (glyphs.waiting, "warn")
-    return ChatRow(chat.shown_title, badge_text(live), badge, tone, chat.id)
+    return ChatRow(title, badge_text(live), badge, tone, chat.id)
 
 
 def badge_text(live: LiveReply) -> str:

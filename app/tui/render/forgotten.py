@@ -16,6 +16,6 @@ def forgotten_text(answer: Mapping[str, Any]) -> str:
 
 
 def cached_gone(answer: Mapping[str, Any]) -> str:
-    """What deleting a chat did to the cache, as a sentence after others; "" when nothing was kept."""
+    """What deleting a chat did to the cache, as a sentence; "" when nothing was kept."""
     cache = mapping(answer, "cache")
-    return f" {forgotten_text(cache)}" if integer(cache, "num_removed") or integer(cache, "num_shared") else ""
+    return forgotten_text(cache) if integer(cache, "num_removed") or integer(cache, "num_shared") else ""

@@ -36,11 +36,11 @@ def kv_bar(runs: Sequence[tuple[str, int]], num_cells: int, glyphs: Glyphs) -> C
     return tuple((glyphs.of_tier(tier) * length, tier) for (tier, _), length in zip(runs, lengths, strict=True))
 
 
-def bar_cells(num_tokens: int, most_tokens: int, num_cells: int) -> int:
+def bar_cells(num_blocks: int, most_blocks: int, num_cells: int) -> int:
     """Length of a chain's bar beside the longest one's: by the root, so that short chats can be seen too."""
-    if num_tokens <= 0 or most_tokens <= 0:
-        return min(1, num_cells)
-    return max(1, min(num_cells, ceil(num_cells * sqrt(num_tokens / most_tokens))))
+    if num_blocks <= 0 or most_blocks <= 0:
+        return 0
+    return max(1, min(num_cells, ceil(num_cells * sqrt(num_blocks / most_blocks))))
 
 
 def skip_blocks(runs: Sequence[tuple[str, int]], num_blocks: int) -> tuple[tuple[str, int], ...]:

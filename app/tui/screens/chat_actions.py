@@ -186,7 +186,7 @@ class ChatActions(Composing, Keeping):
         self.show_list()
         days = "while the service runs" if chat.is_private else "30 days"
         undo = f"u or /undo brings it back ({days})."
-        self.say(f"Deleted “{chat.shown_title}”. {undo}{cached_gone(answer)}")
+        self.say(f"Deleted “{chat.shown_title}”. {undo}\n{cached_gone(answer)}".strip())
 
     async def _restore(self, chat: ChatSummary) -> None:
         await self.session.service.restore_chat(chat.id)

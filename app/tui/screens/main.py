@@ -205,8 +205,7 @@ class MainScreen(ChatActions):
         num_queued = len(self.session.waiting)
         live = self.board.live.get(self.session.chat_id or "")
         left = status_parts.chat_left(live, self.session.conversation, self.composer.text, num_queued, palette)
-        if live is None:
-            left += status_parts.keeping_parts(self.session, palette)
+        left += status_parts.keeping_parts(self.session, palette)
         if self.editing is not None:
             left = [[("editing: Enter sends a new branch, Esc leaves", palette.warn)]]
         is_saved = self.session.drafts.is_saved if self.composer.text and self.editing is None else None

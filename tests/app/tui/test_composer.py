@@ -75,7 +75,7 @@ async def test_pasted_lines_are_one_text_without_control_characters():
         composer.post_message(events.Paste("one\r\ntwo\rthree\x1b]0;x\x07\n" + "more\n" * 30))
         await wait_until(pilot, lambda: composer.text.startswith("one\ntwo\nthree␛]0;x\nmore"), "pasted")
         assert not service.called("send_turn")
-        assert composer.size.height == 10, "it grows to ten lines and scrolls then"
+        await wait_until(pilot, lambda: composer.size.height == 10, "it grows to ten lines and scrolls then")
 
 
 async def test_earlier_prompts_come_back_with_up_and_go_with_down():
