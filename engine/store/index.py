@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from .counters import WRITTEN_BYTES, Counters
 from .files import PAGE_BYTES, Files
-from .index_db import NEIGHBOUR_ROWS, BrokenIndexError, IndexDatabase, chunks, remove_index
+from .index_db import (
+    CHUNK_ROWS,
+    NEIGHBOUR_ROWS,
+    BrokenIndexError,
+    IndexDatabase,
+    chunks,
+    growth_pages,
+    remove_index,
+)
 from .runs import Runs
 
 __all__ = ["BlockRow", "BrokenIndexError", "SlabRow", "StoreIndex"]
@@ -187,8 +195,8 @@ class StoreIndex:
     # Size
 
     def growth_bytes(self, num_rows: int) -> int:
-        """Bound of what a group of so many rows adds to the file. A row may split its leaf and have one long value."""
-        return (2 * num_rows + 8) * PAGE_BYTES
+        """Bound of what a group of so many rows adds to the file beyond INDEX_RESERVE_BYTES."""
+        return max(0, growth_pages(num_rows) - growth_pages(CHUNK_ROWS)) * PAGE_BYTES
 
     def save_counters(self) -> None:
         with self.database.transaction(is_durable=False) as sql:

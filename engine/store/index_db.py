@@ -30,8 +30,18 @@ NEIGHBOUR_ROWS = 100
 """The same for rows that are neighbours: they share their leaves."""
 CHUNK_BYTES = 128 * 1024
 """Long values that one transaction may touch, beside its rows."""
-INDEX_RESERVE_BYTES = WAL_LIMIT_BYTES + CHUNK_BYTES + 240 * (PAGE_BYTES + 24) + 64 * 1024
-"""The WAL never has more, and neither do the file system's own blocks for it (the last term)."""
+
+
+def growth_pages(num_rows: int) -> int:
+    """Bound of what so many rows add to the file: each may split its leaf and have one long value."""
+    return 2 * num_rows + 8
+
+
+_WAL_BYTES = WAL_LIMIT_BYTES + CHUNK_BYTES + 240 * (PAGE_BYTES + 24)
+_METADATA_BYTES = 64 * 1024
+"""The file system's own blocks for the two files."""
+INDEX_RESERVE_BYTES = _WAL_BYTES + growth_pages(CHUNK_ROWS) * PAGE_BYTES + _METADATA_BYTES
+"""What the index may need before the next time that somebody looks: a full WAL, and one transaction's growth."""
 
 _PRAGMAS = (
     f"page_size = {PAGE_BYTES}",

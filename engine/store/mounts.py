@@ -1,4 +1,4 @@
-"""What kind of file system a path lies on. Locks, holes and syncs are promises that network file systems do not keep."""
+"""What kind of file system a path lies on. Network file systems do not keep what locks, holes and syncs promise."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _NETWORK_TYPES = frozenset(
     "nfs nfs4 cifs smb2 smb3 smbfs 9p afs ceph coda gfs gfs2 glusterfs gpfs lustre ncpfs ocfs2 orangefs pvfs2 beegfs "
     "panfs vboxsf prl_fs davfs acfs".split()
 )
-_NETWORK_FUSE = ("sshfs", "s3fs", "rclone", "gcsfuse", "glusterfs", "ceph", "davfs", "gvfs", "curlftpfs", "smbnetfs")
-_NETWORK_FUSE += ("juicefs", "goofys", "mount-s3", "blobfuse", "seaweedfs", "mfs", "hdfs", "vmhgfs", "grpcfuse")
+_NETWORK_FUSE = tuple(
+    "sshfs s3fs rclone gcsfuse glusterfs ceph davfs gvfs curlftpfs smbnetfs juicefs goofys mount-s3 blobfuse seaweedfs "
+    "mfs hdfs vmhgfs grpcfuse".split()
+)
 
 
 class Mount(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 
 class Slots:
-    """Not thread-safe. Places are numbered from 0. Taken first: the lowest free one whose range is still allocated, as it
-    costs no bytes; then the lowest other one, so that the tail gets free."""
+    """Not thread-safe. Places are numbered from 0. Taken first: the lowest free one whose range is still allocated, as
+    it costs no bytes; then the lowest other one, so that the tail gets free."""
 
     def __init__(self, num_slots: int, used: Collection[int]):
         self.num_slots = num_slots
