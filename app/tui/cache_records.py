@@ -39,14 +39,28 @@ class TierUse:
 
 
 @dataclass(frozen=True)
+class SlabUse:
+    """What the disk holds for one model in one number format."""
+
+    model: str
+    num_blocks: int
+    num_bytes: int
+
+    @classmethod
+    def from_json(cls, data: Json) -> SlabUse:
+        return cls(sanitize_line(string(data, "model")), integer(data, "num_blocks"), integer(data, "bytes"))
+
+
+@dataclass(frozen=True)
 class DiskUse:
     use: TierUse = field(default_factory=TierUse)
     state: str = "off"
-    """on, off or memory_only."""
+    """on, off, opening or memory_only."""
     notice: str = ""
     num_queued: int = 0
     written_today_bytes: int = 0
     read_bytes_per_s: float = 0.0
+    slabs: tuple[SlabUse, ...] = ()
 
     @classmethod
     def from_json(cls, data: Json) -> DiskUse:
@@ -57,6 +71,7 @@ class DiskUse:
             integer(data, "num_queued"),
             integer(data, "written_today_bytes"),
             number(data, "read_bytes_per_s"),
+            tuple(SlabUse.from_json(slab) for slab in data.get("slabs") or ()),
         )
 
 
@@ -136,6 +151,8 @@ class CacheReport:
     chains: tuple[Chain, ...] = ()
     shared: tuple[SharedHead, ...] = ()
     evicts_next: str = ""
+    is_known: bool = False
+    """False: no service has told of its cache yet."""
 
     @classmethod
     def from_json(cls, data: Json) -> CacheReport:
@@ -152,6 +169,7 @@ class CacheReport:
             tuple(Chain.from_json(chain) for chain in data.get("chats") or ()),
             tuple(SharedHead.from_json(head) for head in data.get("shared") or ()),
             str(data.get("evicts_next") or ""),
+            is_known=True,
         )
 
     @cached_property

@@ -28,7 +28,7 @@ class ReplyStats:
     cached_by_tier: tuple[tuple[str, int], ...] = ()
     """(tier, prompt tokens that came from there), fastest first; tiers without any are left out."""
     load_s: float | None = None
-    """How long lower tiers were read; None when nothing was loaded."""
+    """How long reading lower tiers takes, as measured before; None when nothing was loaded."""
     miss: Miss | None = None
 
     @classmethod
@@ -45,7 +45,7 @@ class ReplyStats:
             integer(data, "num_tokens"),
             number(data, "prefill_s"),
             tuple((tier, integer(by_tier, tier)) for tier in TIERS if integer(by_tier, tier)),
-            number(load, "load_s") if load.get("is_loaded") else None,
+            number(load, "load_s") if load.get("is_loaded") and load.get("num_loaded_tokens") else None,
             Miss.from_json(debug.get("miss")),
         )
 

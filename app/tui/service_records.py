@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .json_fields import Json, integer, number, string
+from .cache_records import TIERS
+from .json_fields import Json, integer, mapping, number, string
 from .render.sanitize import sanitize_line
 
 
@@ -40,6 +41,8 @@ class ServiceStatus:
     num_waiting: int = 0
     batch_size: int = 0
     kv_usage: float = 0.0
+    kept_bytes: tuple[int, ...] = ()
+    """What each tier of the cache holds."""
     notices: tuple[str, ...] = ()
     """What went wrong and can be lived with: a mended chat file, a store that is memory only, a full disk."""
 
@@ -52,8 +55,13 @@ class ServiceStatus:
             integer(data, "num_waiting"),
             integer(data, "batch_size"),
             number(data, "kv_usage"),
+            _kept_bytes(mapping(data, "tiers")),
             _notices(data.get("notices") or ()),
         )
+
+
+def _kept_bytes(tiers: Json) -> tuple[int, ...]:
+    return tuple(integer(mapping(tiers, name), "used_bytes") for name in TIERS)
 
 
 def _notices(value: object) -> tuple[str, ...]:

@@ -157,7 +157,7 @@ class Session:
         Raises:
             QueuedTurnRefusedError: a turn will never be taken as it is; it left the queue.
         """
-        if not self.board.is_connected or self.board.status.model.state != "ready":
+        if not self.board.is_connected or self.board.status.model.state not in ("ready", "unloaded"):
             return []
         served = []
         for chat_id, texts in list(self.queued.items()):

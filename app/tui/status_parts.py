@@ -45,6 +45,8 @@ def model_part(board: Board, width: int, palette: Palette) -> Part:
         return [(model.name, palette.good), (f" {details}" if details else "", palette.dim)]
     if model.state == "loading":
         return [(f"loading {model.name} {100 * model.progress:.0f} %", palette.warn)]
+    if model.state == "unloaded":
+        return [(model.name, palette.dim), (" unloaded, a message loads it", palette.dim)]
     if model.state == "failed":
         return [(f"{model.name or 'model'} failed: {model.error or 'see the log'}", palette.bad)]
     return [("no model · F3", palette.warn)]

@@ -12,7 +12,7 @@ MIN_MISSED_SHARE = 0.25
 
 
 def proof_text(stats: ReplyStats) -> str:
-    """`reused 2,944/3,098 tok (95%) device 1,900 disk 1,044 · loaded 0.12 s · prefill 154 in 0.08 s · TTFT 0.19 s`...
+    """`reused 2,944/3,098 tok (95%) device 1,900 disk 1,044 · loaded in ~0.12 s · prefill 154 in 0.08 s · TTFT 0.19 s`.
 
     Tiers are named when others than the device took part.
     """
@@ -22,7 +22,7 @@ def proof_text(stats: ReplyStats) -> str:
     if any(tier != "device" for tier, _ in stats.cached_by_tier):
         reused += "".join(f" {tier} {count:,}" for tier, count in stats.cached_by_tier)
     parts = [reused]
-    parts += [f"loaded {format.duration(stats.load_s)}"] if stats.load_s is not None else []
+    parts += [f"loaded in ~{format.duration(stats.load_s)}"] if stats.load_s is not None else []
     if stats.prefill_s and stats.num_missed_tokens:
         parts.append(f"prefill {stats.num_missed_tokens:,} in {format.duration(stats.prefill_s)}")
     parts += [f"TTFT {format.duration(stats.ttft_s)}", f"{stats.tokens_per_s:.1f} tok/s"]

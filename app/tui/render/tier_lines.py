@@ -11,7 +11,8 @@ from .palette import Palette
 from .width import Run, cell_len, fit, shorten
 
 NAME_CELLS, GAUGE_CELLS, USED_CELLS = 6, 16, 15
-STATES = {"off": "off", "memory_only": "memory only"}
+STATES = {"off": "off", "opening": "being opened", "memory_only": "memory only"}
+MAX_SLABS = 3
 
 
 def tier_lines(report: CacheReport, device: str, width: int, palette: Palette) -> list[list[Run]]:
@@ -28,6 +29,8 @@ def tier_lines(report: CacheReport, device: str, width: int, palette: Palette) -
         room = width - NAME_CELLS - GAUGE_CELLS - USED_CELLS - 2
         line.append((_fitting(_facts(report, use, name), room), palette.dim))
         lines.append(line)
+        if name == "disk":
+            lines += [[("      of which ", palette.dim), (text, palette.dim)] for text in _other_models(report)]
     if report.disk.notice:
         lines.append([(report.disk.notice, palette.warn)])
     return lines
@@ -49,12 +52,13 @@ def small_tier_lines(report: CacheReport, device: str, palette: Palette) -> list
 
 
 def _tiers(report: CacheReport) -> Iterator[tuple[str, TierUse]]:
-    if not report.model and not report.disk.use.limit_bytes:
-        return
-    yield "device", report.device
+    """Without a model there is no device pool; without a service nothing is known of the disk."""
+    if report.device.limit_bytes:
+        yield "device", report.device
     if report.host is not None:
         yield "host", report.host
-    yield "disk", report.disk.use
+    if report.is_known:
+        yield "disk", report.disk.use
 
 
 def _gauge(use: TierUse, name: str, num_cells: int, palette: Palette) -> Sequence[Run]:
@@ -75,6 +79,12 @@ def _facts(report: CacheReport, use: TierUse, name: str) -> list[str]:
         facts += [f"{format.size(disk.written_today_bytes)} written today"] if disk.written_today_bytes else []
         facts += [f"reads {format.size(disk.read_bytes_per_s)}/s"] if disk.read_bytes_per_s else []
     return facts
+
+
+def _other_models(report: CacheReport) -> list[str]:
+    others = [slab for slab in report.disk.slabs if slab.model != report.model]
+    others.sort(key=lambda slab: -slab.num_bytes)
+    return [f"{slab.model}: {format.size(slab.num_bytes)}" for slab in others[:MAX_SLABS]]
 
 
 def _fitting(facts: Sequence[str], width: int) -> str:

@@ -30,6 +30,11 @@ from .sheet import Sheet
 ASK_EVERY_S = 2.0
 AGES_EVERY_S = 30.0
 VERIFY_CELLS = 16
+WARM_REASONS = {
+    "chat_busy": "Its reply is being written; it is on the device.",
+    "model_not_loaded": "Its model is not loaded.",
+    "in_trash": "It is in the trash.",
+}
 NOTHING = "Nothing is kept yet."
 
 
@@ -165,8 +170,9 @@ class CacheScreen(Sheet[str]):
 
     async def _warm(self, chain: Chain) -> None:
         answer = await self._session.service.warm_chat(chain.chat_id, None)
-        reason = str(answer.get("reason") or "")
-        await self._done(reason if answer.get("is_started") is False and reason else f"{chain.title} is brought up.")
+        reason = WARM_REASONS.get(str(answer.get("reason")), "It cannot be warmed now.")
+        is_refused = answer.get("is_started") is False
+        await self._done(reason if is_refused else f"{chain.title} is brought to the device.")
 
     async def _offload(self, chain: Chain) -> None:
         answer = await self._session.service.offload_chat(chain.chat_id)

@@ -72,6 +72,7 @@ class FakeService:
         self.verify_events: list[dict[str, Any]] = []
         self.verify_may_go_on = asyncio.Event()
         """The last of `verify_events` comes when this is set."""
+        self.warm_reason: str | None = None
         self.why: dict[str, Any] | None = None
         self.version = "1.0"
         self.calls: list[tuple[Any, ...]] = []
@@ -279,7 +280,7 @@ class FakeService:
 
     async def warm_chat(self, chat_id: str, draft: str | None = None) -> dict[str, Any]:
         self._call("warm_chat", chat_id, draft)
-        return {"is_started": True, "reason": None}
+        return {"is_started": self.warm_reason is None, "reason": self.warm_reason}
 
     async def offload_chat(self, chat_id: str) -> dict[str, Any]:
         self._call("offload_chat", chat_id)

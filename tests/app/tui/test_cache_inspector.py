@@ -133,6 +133,15 @@ async def test_why_a_prompt_was_computed_is_said_in_words(service):
         await wait_for(pilot, "differs from token 412 on after “…for two, budget”: “ 700”, where “ 600” is kept")
 
 
+async def test_what_cannot_be_warmed_says_why(service):
+    service.warm_reason = "model_not_loaded"
+    async with running(service) as pilot:
+        await press(pilot, "f4")
+        await wait_for(pilot, "4,803")
+        await press(pilot, "w")
+        await wait_for(pilot, "Its model is not loaded.")
+
+
 async def test_a_refusal_is_said_where_the_key_was_pressed(service):
     service.refusals["offload_chat"] = refused("No lower tier holds this chat.", "no_lower_tier", 409)
     async with running(service) as pilot:
@@ -154,7 +163,7 @@ async def test_nothing_kept_and_no_model_are_no_empty_frame():
     service.cache_state = {"model": None, "chats": []}
     async with running(service) as pilot:
         await press(pilot, "f4")
-        await wait_for(pilot, "no model is loaded", "Nothing is kept yet.")
+        await wait_for(pilot, "no model is loaded", "disk  off")
 
 
 async def test_plain_ascii_on_request(service):

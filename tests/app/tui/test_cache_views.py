@@ -181,6 +181,11 @@ def test_a_disk_that_keeps_nothing_says_so_and_why(state, word):
     ]
 
 
+def test_what_the_disk_holds_for_other_models_is_named():
+    slabs = [{"model": "smollm2-135m", "num_blocks": 9, "bytes": 5e9}, {"model": "qwen3-4b", "bytes": 6e9}]
+    assert lines(slabs=slabs)[2:] == ["      of which qwen3-4b: 6.0 GB"]
+
+
 STATS = {"num_prompt_tokens": 3098, "num_cached_tokens": 2944, "ttft_s": 0.19, "tokens_per_s": 31.4, "prefill_s": 0.08}
 
 
@@ -193,10 +198,10 @@ def stats(debug=None, **fields) -> ReplyStats:
 def test_the_proof_names_the_tiers_the_load_and_the_prefill():
     debug = {
         "cached_by_tier": {"disk": 1044, "device": 1900, "host": 0},
-        "load": {"is_loaded": True, "load_s": 0.12, "compute_s": 1.0},
+        "load": {"is_loaded": True, "load_s": 0.12, "compute_s": 1.0, "num_loaded_tokens": 1044},
     }
     assert proof_text(stats(debug)) == (
-        "reused 2,944/3,098 tok (95%) device 1,900 disk 1,044 · loaded 0.12 s · prefill 154 in 0.08 s · "
+        "reused 2,944/3,098 tok (95%) device 1,900 disk 1,044 · loaded in ~0.12 s · prefill 154 in 0.08 s · "
         "TTFT 0.19 s · 31.4 tok/s"
     )
     debug["load"]["is_loaded"] = False

@@ -229,6 +229,17 @@ async def test_the_gauge_shows_batch_and_kv():
         await wait_for(pilot, "failed: weights are damaged")
 
 
+async def test_an_unloaded_model_is_no_missing_one_and_a_message_wakes_it():
+    service = FakeService()
+    service.model |= {"state": "unloaded", "context_tokens": None}
+    async with running(service) as pilot:
+        await wait_for(pilot, "smollm2-135m unloaded, a message loads it")
+        assert "Enter downloads" not in screen_text(pilot.app)
+        await type_text(pilot, "hello")
+        await press(pilot, "enter")
+        await wait_until(pilot, lambda: service.called("send_turn"), "sent at once")
+
+
 async def test_interrupt_asks_before_it_quits():
     async with running(FakeService()) as pilot:
         await press(pilot, "ctrl+c")

@@ -127,8 +127,8 @@ async def test_the_reply_tells_where_its_prompt_came_from():
         service.write(chat_id, "text")
         debug = {
             "cached_by_tier": {"device": 1900, "disk": 1044},
-            "load": {"is_loaded": True, "load_s": 0.12},
+            "load": {"is_loaded": True, "load_s": 0.12, "num_loaded_tokens": 1044},
             "miss": None,
         }
         service.finish(chat_id, num_prompt_tokens=3098, num_cached_tokens=2944, prefill_s=0.08, chatkv=debug)
-        await wait_for(pilot, "reused 2,944/3,098 tok (95%) device 1,900 disk 1,044 · loaded 0.12 s")
+        await wait_for(pilot, "reused 2,944/3,098 tok (95%) device 1,900 disk 1,044 · loaded in ~0.12 s")
