@@ -37,11 +37,8 @@ class CopySet:
         return copy
 
     def adopt(self, copies: Iterable[TierCopy]) -> None:
-        """STORED copies found when the tier was opened, parents before children."""
-        for copy in copies:
-            self._live[copy] = None
-            if copy.parent is not None:
-                copy.parent.num_children += 1
+        """STORED copies found when the tier was opened, parents before children, their children counted."""
+        self._live.update(dict.fromkeys(copies))
         self.num_stored = len(self._live)
         self._hit_clock.advance(max((copy.hit_at_s for copy in self._live), default=0.0))
         for copy in self._live:

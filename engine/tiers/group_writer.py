@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -48,12 +49,14 @@ class GroupWriter:
         self._refuse(blocks[len(slots) :])
 
     def erase(self, erasures: Erasures) -> None:
-        """Raises OSError; may be called again with the same slots."""
+        """Raises OSError, BrokenIndexError: what is left in `erasures` is to be tried again."""
         with self._store.space.lock:
             if erasures.evicted:
                 self._slab.erase(erasures.evicted)
+                erasures.evicted.clear()
             if erasures.forgotten:
                 self._slab.erase(erasures.forgotten, is_forgotten=True)
+                erasures.forgotten.clear()
 
     def save_hits(self) -> None:
         """Loses nothing that matters when it fails: hits decide only what is evicted first."""
@@ -76,47 +79,55 @@ class GroupWriter:
     def _take_slots(self, count: int) -> list[int]:
         """As many as there is room for. Evicted slots are reused as they are; ranges are punched only where that did
         not help, as after the limit was lowered."""
+        new_bytes = self._slab.new_bytes
         slots = [self._slab.take_slot() for _ in range(count)]
         is_punched = False
         try:
             while slots:
-                slots.sort(key=lambda slot: (self._slab.new_bytes(slot) > 0, slot))
-                lack = self._store.space.lack_bytes(sum(map(self._slab.new_bytes, slots)), len(slots))
+                slots.sort(key=lambda slot: (new_bytes(slot), slot))
+                lack = self._lack(slots)
                 if not lack:
                     break
                 if self._make_room(lack, is_punched=is_punched):
                     is_punched = True
-                    num_wanted = len(slots)
-                    while slots and self._slab.new_bytes(slots[-1]) > 0:
-                        self._slab.give_back(slots.pop())
-                    slots.extend(self._slab.take_slot() for _ in range(num_wanted - len(slots)))
-                else:
-                    for _ in range(min(len(slots), -(-lack // self._slab.slot_bytes))):
-                        self._slab.give_back(slots.pop())
+                    self._exchange(slots)
+                    continue
+                num_fitting = bisect_left(range(1, len(slots)), True, key=lambda n: self._lack(slots[:n]) > 0)
+                while len(slots) > num_fitting:  # the last of the chain go without
+                    self._slab.give_back(slots.pop())
         except BaseException:
             for slot in slots:
                 self._slab.give_back(slot)
             raise
         return slots
 
+    def _lack(self, slots: Sequence[int]) -> int:
+        return self._store.space.lack_bytes(sum(map(self._slab.new_bytes, slots)), len(slots))
+
+    def _exchange(self, slots: list[int]) -> None:
+        """Those that would newly allocate, for what was evicted."""
+        num_wanted = len(slots)
+        while slots and self._slab.new_bytes(slots[-1]):
+            self._slab.give_back(slots.pop())
+        slots.extend(self._slab.take_slot() for _ in range(num_wanted - len(slots)))
+
     def _make_room(self, num_bytes: int, *, is_punched: bool) -> bool:
-        """Evict what is worth least: stale slabs, then other models' blocks or our own leaves. False: nothing left."""
+        """Evict what is worth least, of our own or of models that are not in use. False: nothing may be evicted."""
         oldest_elsewhere = self._store.oldest_elsewhere()
         with self._state.lock:
             found = self._state.copies.leaves.peek()
-            if found is not None and (oldest_elsewhere is None or found[1].hit_at_s < oldest_elsewhere):
-                slots = self._pop_victims(-(-num_bytes // self._slab.slot_bytes))
-            else:
-                slots = []
-        if not slots:
-            return oldest_elsewhere is not None and self._store.evict_elsewhere(num_bytes) > 0
-        try:
-            self._slab.erase(slots, is_punched=is_punched)
-        except BaseException:
-            with self._state.lock:
-                self._state.erasures.evicted.extend(slots)
-            raise
-        return True
+            is_ours = found is not None and (oldest_elsewhere is None or found[1].hit_at_s < oldest_elsewhere)
+            slots = self._pop_victims(-(-num_bytes // self._slab.slot_bytes)) if is_ours else []
+        if slots:
+            try:
+                self._slab.erase(slots, is_punched=is_punched)
+            except BaseException:
+                with self._state.lock:
+                    self._state.erasures.evicted.extend(slots)
+                raise
+        elif oldest_elsewhere is not None:
+            self._store.evict_elsewhere(num_bytes)
+        return bool(slots) or oldest_elsewhere is not None
 
     def _pop_victims(self, count: int) -> list[int]:
         slots: list[int] = []
