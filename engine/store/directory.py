@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import logging
 import time
-from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import EngineError, StoreUnavailableError
+from ..errors import EngineError
 from ..tiers.disk_tier import DiskTier
-from .cipher import Cipher
-from .cold import ColdLeaves, ColdSlab
+from .answers import Answers
+from .closed_slabs import ClosedSlabs
 from .counters import COMPUTED_TOKENS, HIT_TOKENS
 from .files import PAGE_BYTES, Files, OsFiles
-from .folder import LOCK_NAME, StoreFolder, unavailable
-from .index import INDEX_NAME, BrokenIndexError, SlabRow, StoreIndex, open_or_replace
-from .lock import StoreLock
-from .pending_runs import PendingRun, PendingRuns
+from .opening import StoreParts, open_parts, translated
 from .rebuild import Progress
-from .record import BadRecordError
-from .runs import Run
 from .slab import Slab
-from .slab_header import KEY_ID_BYTES
-from .slab_set import SlabSet
 from .space import Space
 from .status import PruneResult, SlabStatus, StoreStatus, VerifyResult
 from .verify import bad_slots
 
 log = logging.getLogger(__name__)
 
-_IS_OPEN = "is_open"
+CLOSE_S = 2.0
+"""How long closing waits for a write that hangs."""
 OnOwned = Callable[[bytes, list[tuple[str, bytes]]], None]
+PinnedIn = Callable[[bytes], Collection[bytes]]
 
 
 class DiskStore:
@@ -43,32 +35,28 @@ class DiskStore:
 
     def __init__(
         self,
-        lock: StoreLock,
-        folder: StoreFolder,
-        index: StoreIndex,
-        slabs: SlabSet,
-        space: Space,
+        parts: StoreParts,
+        quota_bytes: int,
         clock: Callable[[], float],
         on_owned: OnOwned | None,
-        pinned_in: Callable[[bytes], Collection[bytes]] | None,
+        pinned_in: PinnedIn,
     ):
-        self.directory = folder.path
-        self.index = index
-        self.space = space
+        self.directory = parts.folder.path
+        self.index = parts.index
+        self.space = Space(parts.folder, parts.index, quota_bytes)
         self.clock = clock
         self.on_owned = on_owned
         """(fingerprint, (owner, block hash) pairs): called on the writer thread before these blocks are visible. When
         it raises, they never are."""
-        self.pinned_in = pinned_in
-        """Fingerprint -> names of blocks that must not be evicted while no model of it is open."""
         self.notice: str | None = None
         """What a person should know; written by whoever finds out."""
-        self._lock = lock
-        self._folder = folder
-        self._slabs = slabs
-        self._pending = PendingRuns()
+        self._parts = parts
+        self._slabs = parts.slabs
         self._open: dict[bytes, tuple[DiskTier, Slab]] = {}
-        self._cold: ColdLeaves | None = None
+        self._answers = Answers(self.index, self.space, parts.slabs.cipher)
+        self._closed_slabs = ClosedSlabs(
+            parts.slabs, self.index, self.space, clock, lambda fingerprint: fingerprint in self._open, pinned_in
+        )
         self._is_closed = False
 
     @classmethod
@@ -82,7 +70,7 @@ class DiskStore:
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
         on_owned: OnOwned | None = None,
-        pinned_in: Callable[[bytes], Collection[bytes]] | None = None,
+        pinned_in: PinnedIn | None = None,
         on_progress: Progress | None = None,
     ) -> DiskStore:
         """Take the directory, sweep what nobody can use, rebuild what the index lacks, shrink to the quota.
@@ -90,41 +78,20 @@ class DiskStore:
         Args:
             key: what block hashes are made with; a store made under another key is emptied.
             master_key: 32 bytes, to encrypt; a store of the other kind is emptied.
+            pinned_in: fingerprint -> names of blocks that stay while no model of it is open.
             on_progress: (records read, records in all) while the index is rebuilt.
 
         Raises:
             StoreUnavailableError: it cannot be used, and why.
         """
-        files = files or OsFiles()
-        key_id = hashlib.blake2b(b"store", key=key, digest_size=KEY_ID_BYTES).digest()
-        lock: StoreLock | None = None
-        with contextlib.ExitStack() as undo:
-            try:
-                folder = StoreFolder.prepare(directory, files)
-                lock = StoreLock.take(directory / LOCK_NAME)
-                undo.callback(lock.release)
-                folder.claim()
-                index, reason = open_or_replace(directory / INDEX_NAME, files, key_id.hex(), clock)
-                undo.callback(index.database.close)
-                if reason is not None:
-                    log.warning("a new index: %s", reason)
-                folder.sweep()
-                slabs = SlabSet(folder, index, key_id, Cipher(master_key) if master_key else None, clock)
-                was_closed = index.constant(_IS_OPEN) is False
-                index.set_constant(_IS_OPEN, True, is_durable=True)
-                slabs.reconcile(was_closed=was_closed, on_progress=on_progress)
-                space = Space(folder, index, quota_bytes)
-                store = cls(lock, folder, index, slabs, space, clock, on_owned, pinned_in)
+        parts = open_parts(directory, key, master_key, files or OsFiles(), clock, on_progress)
+        store = cls(parts, quota_bytes, clock, on_owned, pinned_in or (lambda _: ()))
+        try:
+            with translated(directory):
                 store._shrink()
-                files.sync_dir(directory)
-            except OSError as error:
-                raise unavailable(directory, error) from error
-            except BrokenIndexError as error:
-                raise StoreUnavailableError(
-                    f"The index of the cache in {directory} breaks ({error}): chats are kept in memory only. "
-                    "Check the disk, remove the folder, and start again."
-                ) from error
-            undo.pop_all()
+        except BaseException:
+            parts.close(is_in_order=False)
+            raise
         return store
 
     # Tiers
@@ -137,17 +104,9 @@ class DiskStore:
         with self.space.lock:
             if fingerprint in self._open:
                 raise EngineError(f"the stored blocks of {model} are in use already")
-            self._end_cold()
-            row = self._slabs.row(fingerprint)
-            if row is not None and row.payload_bytes != image_bytes:
-                self._slabs.remove(row)
-                row = None
-            if row is None:
-                slab = self._slabs.create(fingerprint, image_bytes, model, content_sha256)
-            else:
-                self.index.touch_slab(row.id, model)
-                slab = self._slabs.open(fingerprint)
-            slab.on_commit = self.save_pending
+            self._closed_slabs.release()
+            slab = self._slabs.open_or_create(fingerprint, image_bytes, model, content_sha256)
+            slab.on_commit = self.save_runs
             try:
                 tier = DiskTier(self, slab)
             except BaseException:
@@ -164,23 +123,21 @@ class DiskStore:
                     del self._open[fingerprint]
                     slab.close()
 
+    def _tiers(self) -> list[DiskTier]:
+        """Without the lock: a writer that hangs would hold it."""
+        return [tier for tier, _ in list(self._open.values())]
+
     # Room
 
     def oldest_elsewhere(self) -> float | None:
         """When the coldest block that may go was hit, among the slabs that are not open; None: none."""
         with self.space.lock:
-            return self._cold_leaves().oldest()
+            return self._closed_slabs.oldest()
 
     def evict_elsewhere(self, num_bytes: int) -> int:
         """Erase and punch the coldest leaves of slabs that are not open; bytes freed."""
         with self.space.lock:
-            before = self.space.used_bytes()
-            emptied = [cold for cold in self._cold_leaves().evict(num_bytes) if not cold.copies]
-            if emptied:
-                fingerprints = {cold.slab.fingerprint for cold in emptied}
-                self._end_cold()
-                self._remove_slabs(lambda row: row.fingerprint in fingerprints)
-            return max(0, before - self.space.used_bytes())
+            return self._closed_slabs.evict(num_bytes)
 
     def set_quota(self, quota_bytes: int) -> None:
         """Evicts until the directory fits, or nothing may be evicted. Waits for it."""
@@ -197,50 +154,7 @@ class DiskStore:
                 tier.shrink(lack)
         if self.space.lack_bytes(0, 0):
             with self.space.lock:
-                self._end_cold()
                 self.index.database.give_back_free_pages()
-
-    def _cold_leaves(self) -> ColdLeaves:
-        if self._cold is None:
-            slabs = [
-                ColdSlab(self._slabs.open(row.fingerprint))
-                for row in self.index.slabs()
-                if row.fingerprint not in self._open
-            ]
-            self._cold = ColdLeaves(slabs, self._pinned, self.clock())
-        return self._cold
-
-    def _pinned(self, fingerprint: bytes) -> Collection[bytes]:
-        return set(self.pinned_in(fingerprint)) if self.pinned_in else ()
-
-    def _end_cold(self) -> None:
-        if self._cold is not None:
-            self._cold.close()
-            self._cold = None
-
-    @contextlib.contextmanager
-    def _cold_slab(self, fingerprint: bytes) -> Iterator[ColdSlab]:
-        """With the lock: one slab that is not open."""
-        self._end_cold()
-        cold = ColdSlab(self._slabs.open(fingerprint))
-        try:
-            yield cold
-        finally:
-            cold.slab.close()
-
-    def _remove_slabs(self, is_unwanted: Callable[[SlabRow], bool]) -> list[int]:
-        """With the lock: those that are not open; how many blocks each had."""
-        self._end_cold()
-        removed = []
-        for row in self.index.slabs():
-            if row.fingerprint not in self._open and is_unwanted(row):
-                removed.append(self.index.num_blocks(row.id))
-                self._slabs.remove(row)
-        return removed
-
-    def _tiers(self) -> list[DiskTier]:
-        with self.space.lock:
-            return [tier for tier, _ in self._open.values()]
 
     # Forget, prune, clear, verify
 
@@ -257,38 +171,32 @@ class DiskStore:
         with self.space.lock:
             if fingerprint in self._open:
                 raise EngineError("these blocks are in use: the running model has to forget them")
-            self._pending.drop(self._pending.of(fingerprint))
+            self._answers.drop_unsaved(fingerprint)
             if self._slabs.row(fingerprint) is None:
                 return 0, 0
-            with self._cold_slab(fingerprint) as cold:
-                kept = cold.with_parents(cold.named(shared))
-                named = cold.named(hashes)
-                gone = cold.with_children(copy for copy in named if copy.record.block_hash not in kept) - kept
-                cold.erase(gone, is_forgotten=True)
-                return len(gone), sum(copy.record.block_hash in kept for copy in named)
+            return self._closed_slabs.forget(fingerprint, hashes, shared)
 
     def prune(self, installed_sha256: set[str]) -> PruneResult:
         """Remove the slabs of models that are not installed, and files that nobody needs."""
         with self.space.lock:
             before = self.space.used_bytes()
-            removed = self._remove_slabs(lambda row: row.content_sha256 not in installed_sha256)
-            num_files = self._folder.sweep()
+            removed = self._closed_slabs.remove(lambda row: row.content_sha256 not in installed_sha256)
+            num_files = self._parts.folder.sweep()
             self.index.database.give_back_free_pages()
             freed_bytes = max(0, before - self.space.used_bytes())
         return PruneResult(len(removed), sum(removed), num_files, freed_bytes)
 
     def clear(self) -> int:
         """Everything goes, from every file; how many blocks. Copies of open tiers are GONE."""
-        tiers = self._tiers()
         num_blocks = sum(self.index.num_blocks(row.id) for row in self.index.slabs())
-        for tier in tiers:
+        for tier in self._tiers():
             tier.drop_all()
         with self.space.lock:
-            self._remove_slabs(lambda _: True)
+            self._closed_slabs.remove(lambda _: True)
             for _, slab in self._open.values():
                 slab.erase((), is_forgotten=True)
-            self._pending.clear()
-            self._folder.sweep()
+            self._answers.drop_unsaved()
+            self._parts.folder.sweep()
             self.index.database.give_back_free_pages()
         return num_blocks
 
@@ -305,12 +213,8 @@ class DiskStore:
             on_progress(num_checked, max(num_blocks, num_checked))
 
         for row in rows:
-            path = self._folder.slab_path(row.fingerprint)
-            file = self._folder.files.open(path)
-            try:
+            with self._slabs.opened(row.fingerprint) as file:
                 bad = bad_slots(file, row, self.index, self._slabs.cipher, on_checked, is_cancelled)
-            finally:
-                file.close()
             damaged.update(bad.values())
             if bad:
                 self._discard(row.fingerprint, bad)
@@ -320,8 +224,7 @@ class DiskStore:
         with self.space.lock:
             tier, _ = self._open.get(fingerprint, (None, None))
             if tier is None and self._slabs.row(fingerprint) is not None:
-                with self._cold_slab(fingerprint) as cold:
-                    cold.erase(cold.with_children(cold.at(slots)), is_forgotten=False)
+                self._closed_slabs.discard(fingerprint, slots)
         if tier is not None:
             tier.discard_slots(slots)
 
@@ -347,71 +250,46 @@ class DiskStore:
         return {name.removeprefix(HIT_TOKENS).removesuffix("_tokens"): amount for name, amount in sums.items()}
 
     def put_run(self, fingerprint: bytes, key: bytes, block_hash: bytes, token_ids: Sequence[int]) -> None:
-        """Keep an answer's ids as long as the block in which it ends is stored; it may become so later. Never waits for
-        the disk. Not for chats that must not be on disk."""
-        self._pending.put([PendingRun(key, fingerprint, block_hash, array("I", token_ids).tobytes())])
+        """Keep an answer's ids as long as the block in which it ends is stored; it may become so later. Does not wait
+        for the writer. Not for chats that must not be on disk."""
+        self._answers.put(fingerprint, key, block_hash, token_ids)
         if self.space.lock.acquire(blocking=False):
             try:
-                self.save_pending()
+                self.save_runs()
             finally:
                 self.space.lock.release()
 
     def find_run(self, key: bytes) -> tuple[int, ...] | None:
-        ids = self.index.runs.find(key)
-        return None if ids is None else self._open_run(key, ids)
+        return self._answers.find(key)
 
     def runs(self) -> list[tuple[bytes, tuple[int, ...]]]:
         """(key, ids) of all, the last used last."""
-        opened = ((key, self._open_run(key, ids)) for key, ids in self.index.runs.all())
-        return [(key, ids) for key, ids in opened if ids is not None]
+        return self._answers.all()
 
-    def save_pending(self) -> None:
-        """Write the runs whose block is stored, and the counters. What does not fit stays in memory."""
+    def save_runs(self) -> None:
+        """Write those whose block is stored by now."""
         with self.space.lock:
-            for fingerprint, (_, slab) in self._open.items():
-                runs = self._pending.of(fingerprint)
-                if not runs:
-                    continue
-                stored = self.index.present(slab.id, {run.block_hash for run in runs})
-                ready = [run for run in runs if run.block_hash in stored]
-                if self.space.lack_bytes(sum(len(run.ids) for run in ready), 2 * len(ready)):
-                    continue
-                self.index.runs.put([self._sealed(run, slab.id) for run in ready])
-                self._pending.drop(ready)
-
-    def _sealed(self, run: PendingRun, slab_id: int) -> Run:
-        cipher = self._slabs.cipher
-        ids = cipher.wrap_run(run.key, run.ids) if cipher else run.ids
-        return Run(run.key, slab_id, run.block_hash, ids)
-
-    def _open_run(self, key: bytes, ids: bytes) -> tuple[int, ...] | None:
-        if self._slabs.cipher is not None:
-            try:
-                ids = self._slabs.cipher.unwrap_run(key, ids)
-            except BadRecordError:
-                return None
-        return tuple(array("I", ids)) if len(ids) % 4 == 0 else None
+            self._answers.save([slab for _, slab in self._open.values()])
 
     # Life
 
     def status(self) -> StoreStatus:
-        rows = self.index.slabs()
-        open_ones = set(self._open)
+        slabs = tuple(
+            SlabStatus(
+                row.model,
+                row.fingerprint,
+                self.index.num_blocks(row.id),
+                self._slabs.allocated_bytes(row.fingerprint),
+                row.used_at_s,
+                row.fingerprint in self._open,
+            )
+            for row in self.index.slabs()
+        )
         return StoreStatus(
             used_bytes=self.space.used_bytes(),
             quota_bytes=self.space.quota_bytes,
             written_today_bytes=self.index.counters.written_today_bytes(),
-            slabs=tuple(
-                SlabStatus(
-                    row.model,
-                    row.fingerprint,
-                    self.index.num_blocks(row.id),
-                    self._slabs.allocated_bytes(row.fingerprint),
-                    row.used_at_s,
-                    row.fingerprint in open_ones,
-                )
-                for row in rows
-            ),
+            slabs=slabs,
             notice=self.notice,
         )
 
@@ -420,17 +298,13 @@ class DiskStore:
         if self._is_closed:
             return
         self._is_closed = True
+        for tier in self._tiers():
+            tier.close()
+        is_quiet = self.space.lock.acquire(timeout=CLOSE_S)
         try:
-            for tier in self._tiers():
-                tier.close()
-            with self.space.lock:
-                self._end_cold()
-                self.index.set_constant(_IS_OPEN, bool(self._open))
-        except (OSError, BrokenIndexError) as error:
-            log.warning("the store was not closed in good order: %s", error)
+            if is_quiet:
+                self._closed_slabs.release()
+            self._parts.close(is_in_order=is_quiet and not self._open)
         finally:
-            try:
-                self.index.close()
-            except (OSError, BrokenIndexError) as error:
-                log.warning("the index was not closed in good order: %s", error)
-            self._lock.release()
+            if is_quiet:
+                self.space.lock.release()
