@@ -213,18 +213,17 @@ class DiskTier:
 
     def _written(self) -> None:
         """On the writer thread, after each piece of work."""
-        self._used_bytes = self._store.space.used_bytes()
-        if self._store.notice != self._notice:
-            self._store.notice = self._notice
+        self._store.notice = self._notice
         self.on_change()
         try:
+            self._used_bytes = self._store.space.used_bytes()
             if not self._rate.bytes_per_s:
                 self._probe()
             if abs(self._rate.bytes_per_s - self._saved_rate) > 0.2 * self._saved_rate:
                 self._saved_rate = self._rate.bytes_per_s
                 self._store.set_constant(READ_RATE, self._saved_rate)
         except Exception:
-            logger.warning("the read rate of the disk could not be measured or kept", exc_info=True)
+            logger.warning("the store could not be measured", exc_info=True)
 
     def _probe(self) -> None:
         """The first blocks ever stored are read back, so that the first decision to load or to compute has a number."""

@@ -43,6 +43,8 @@ class HostTier:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._lock = threading.Lock()
         self._copies = CopySet(image_bytes, hit_clock or HitClock())
+        self._forgotten: set[TierCopy] = set()
+        """Their images are wiped when nobody reads them any more."""
         self._rate = ReadRate()
         self._num_loaded = self._num_stored = self._num_skipped = self._num_evicted = 0
         self._notice: str | None = None
@@ -86,9 +88,10 @@ class HostTier:
 
     def remove(self, copies: Sequence[TierCopy], *, is_forgotten: bool) -> None:
         with self._lock:
-            for copy in self._copies.drop(copies):
-                if is_forgotten:
-                    self._image(copy.slot)[:] = bytes(self.image_bytes)
+            dropped = self._copies.drop(copies)
+            if is_forgotten:
+                self._forgotten.update(dropped)
+            for copy in dropped:
                 if not copy.num_readers:  # else the last reader frees the slot
                     self._free_slot(copy)
 
@@ -130,6 +133,9 @@ class HostTier:
         return True
 
     def _free_slot(self, copy: TierCopy) -> None:
+        if copy in self._forgotten:
+            self._forgotten.remove(copy)
+            self._image(copy.slot)[:] = bytes(self.image_bytes)
         self._free_slots.append(copy.slot)
         copy.slot = -1
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-SAMPLE_BYTES = 4 << 20
+SAMPLE_BYTES = 16 << 20
 """Shorter samples would measure latency alone."""
-NEW_SHARE = 0.3
+NEW_SHARE = 0.2
 
 
 class ReadRate:

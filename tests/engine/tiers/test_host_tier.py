@@ -100,6 +100,17 @@ def test_removed_copies_go_with_all_below_and_end_a_load_that_wants_them() -> No
     assert len(store_chain(tier, chain(6, 5))) == 6
 
 
+def test_a_forgotten_image_is_wiped_when_its_last_reader_is_done() -> None:
+    tier = make_tier(2)
+    (copy,) = store_chain(tier, chain(1))
+    job = tier.start_load([copy], 1.0)
+    (view,) = job.take()
+    tier.remove([copy], is_forgotten=True)
+    assert bytes(view) == bytes(image(copy.record))
+    job.release(view)
+    assert not any(view)
+
+
 def test_d2_its_memory_is_taken_once_and_does_not_grow() -> None:
     tier = make_tier(64)
     store_chain(tier, chain(64))

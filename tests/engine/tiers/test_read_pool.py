@@ -222,9 +222,9 @@ def test_rate_counts_the_time_with_reads_under_way() -> None:
     for begin in (0.0, 100.0):
         rate.begin(begin)
         rate.begin(begin + 0.5)
-        rate.end(begin + 0.75, 2 << 20)
-        rate.end(begin + 1.0, 2 << 20)
-    assert rate.bytes_per_s == pytest.approx(4 << 20)
+        rate.end(begin + 0.75, 8 << 20)
+        rate.end(begin + 1.0, 8 << 20)
+    assert rate.bytes_per_s == pytest.approx(16 << 20)
     rate.begin(200.0)
     rate.give_up()
-    assert rate.bytes_per_s == pytest.approx(4 << 20)
+    assert rate.bytes_per_s == pytest.approx(16 << 20)
