@@ -19,7 +19,7 @@ from .rebuild import Progress
 from .slab import Slab
 from .space import Space
 from .status import PruneResult, SlabStatus, StoreStatus, VerifyResult
-from .verify import bad_slots
+from .verify import Verification
 
 log = logging.getLogger(__name__)
 
@@ -202,23 +202,11 @@ class DiskStore:
 
     def verify(self, on_progress: Callable[[int, int], None], is_cancelled: Callable[[], bool]) -> VerifyResult:
         """Read and prove every record; bad ones go. `on_progress`: (records read, records in all)."""
-        rows = self.index.slabs()
-        num_blocks = sum(self.index.num_blocks(row.id) for row in rows)
-        num_checked = 0
-        damaged: set[bytes] = set()
-
-        def on_checked() -> None:
-            nonlocal num_checked
-            num_checked += 1
-            on_progress(num_checked, max(num_blocks, num_checked))
-
-        for row in rows:
-            with self._slabs.opened(row.fingerprint) as file:
-                bad = bad_slots(file, row, self.index, self._slabs.cipher, on_checked, is_cancelled)
-            damaged.update(bad.values())
-            if bad:
+        check = Verification(self._slabs, self.index, on_progress, is_cancelled)
+        for row in self.index.slabs():
+            if bad := check.bad_slots(row):
                 self._discard(row.fingerprint, bad)
-        return VerifyResult(num_checked, len(damaged), frozenset(damaged), not is_cancelled())
+        return check.result()
 
     def _discard(self, fingerprint: bytes, slots: Collection[int]) -> None:
         with self.space.lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from .cipher import Cipher
 from .files import StoreFile
@@ -40,7 +40,7 @@ class SlabSet:
         row_of = {row.fingerprint: row for row in self._index.slabs()}
         for fingerprint in self._folder.slab_fingerprints():
             row = row_of.pop(fingerprint, None)
-            with self._opened(fingerprint) as file:
+            with self.opened(fingerprint) as file:
                 is_kept, is_changed = self._take_in(file, fingerprint, row, on_progress)
             if not is_kept:
                 self._folder.remove_slab(fingerprint)
@@ -92,7 +92,8 @@ class SlabSet:
         return header if is_ours else None
 
     @contextlib.contextmanager
-    def _opened(self, fingerprint: bytes):  # type: ignore[no-untyped-def]
+    def opened(self, fingerprint: bytes) -> Iterator[StoreFile]:
+        """Its file alone."""
         file = self._folder.files.open(self._folder.slab_path(fingerprint))
         try:
             yield file
@@ -122,12 +123,23 @@ class SlabSet:
             file.close()
             raise
 
+    def open_or_create(self, fingerprint: bytes, payload_bytes: int, model: str, content_sha256: str) -> Slab:
+        """For use by a model of this name. One with images of another size is emptied."""
+        row = self.row(fingerprint)
+        if row is not None and row.payload_bytes != payload_bytes:
+            self.remove(row)
+            row = None
+        if row is None:
+            return self.create(fingerprint, payload_bytes, model, content_sha256)
+        self._index.touch_slab(row.id, model)
+        return self.open(fingerprint)
+
     def create(self, fingerprint: bytes, payload_bytes: int, model: str, content_sha256: str) -> Slab:
         """An empty one; its file and name are safe before its row is."""
         header = SlabHeader(
             self._key_id, fingerprint, payload_bytes, self.cipher is not None, model, content_sha256, counter=0
         )
-        with self._opened(fingerprint) as file:
+        with self.opened(fingerprint) as file:
             file.truncate(0)
             write_slab_header(file, header)
             file.datasync()
