@@ -31,16 +31,15 @@ class Forgetting:
         self._held = held
 
     def forget(self, nodes: Iterable[BlockNode], owner: str | None, shared: Collection[bytes]) -> ForgetResult:
-        """Removes the nodes and all below them, but for what others own or hold, and what lies before that. No owner:
-        whoever owns them."""
+        """Removes the nodes and all below them, but for what others own or hold, and what lies before that. Below a
+        node that stays, only nodes that were named go. No owner: whoever owns them."""
+        shared = frozenset(shared)
         own = set(nodes)
-        shared_names = set(shared)
-        staying: set[BlockNode] = set()
+        protected = {node for node in own if self._is_protected(node, owner, shared)}
+        staying = set(protected)
         removed = []
-        for node in sorted(self._with_descendants(own), key=lambda node: -node.position):
-            is_named = node.block_hash in shared_names
-            is_owned = owner is not None and bool(node.owners - {owner})
-            if is_named or is_owned or node in self._held or any(child in staying for child in node.children):
+        for node in sorted(self._with_descendants(own - protected), key=lambda node: -node.position):
+            if self._is_protected(node, owner, shared) or any(child in staying for child in node.children):
                 staying.add(node)
             else:
                 removed.append(node)
@@ -64,6 +63,10 @@ class Forgetting:
                 self._kv.pool.drop(node)
                 num_dropped += 1
         return num_dropped
+
+    def _is_protected(self, node: BlockNode, owner: str | None, shared: Collection[bytes]) -> bool:
+        is_owned = owner is not None and bool(node.owners - {owner})
+        return is_owned or node in self._held or node.block_hash in shared
 
     @staticmethod
     def _with_descendants(nodes: Iterable[BlockNode]) -> set[BlockNode]:

@@ -180,7 +180,8 @@ class Scheduler:
         that may be this sequence itself."""
         if sequence.warm:
             num_new = self._kv.num_new_blocks(sequence, num_tokens)
-            if num_new > self._admission.num_blocks_for_warm(sequence, num_new):
+            num_tokens = min(num_tokens, self._admission.num_blocks_for_warm(sequence, num_new) * BLOCK_SIZE)
+            if num_tokens == 0:
                 sequence.is_done = True
                 return
         while sequence.status is RequestStatus.RUNNING:

@@ -57,6 +57,7 @@ class Harness:
         new_text_stream: TextStreamFactory | None = None,
         tiers: Sequence[LowerTier] = (),
         max_copy_bytes: int = 32 << 20,
+        image_bytes: int = 0,
     ) -> None:
         self.runner = IntegerRunner(num_blocks, is_recording=True)
         self.now_s = 0.0
@@ -80,7 +81,7 @@ class Harness:
             poison=self.runner.poison,
             clock=lambda: self.now_s,
             tiers=tiers,
-            images=IntegerImages(self.runner),
+            images=IntegerImages(self.runner, image_bytes),
         )
         self.answers: dict[tuple[str, int], Answer] = {}
 
@@ -135,6 +136,8 @@ class Harness:
     def run(self) -> None:
         while self.engine.has_unfinished:
             self.step()
+            if self.engine.is_waiting and self.engine.wait_s is not None:
+                self.now_s += self.engine.wait_s + 0.01  # a load has stalled for good
 
     def ask(
         self,
