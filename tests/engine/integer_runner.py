@@ -112,19 +112,21 @@ class IntegerImages:
 
     _SLOT = struct.Struct("<qq")
 
-    def __init__(self, runner: IntegerRunner) -> None:
+    def __init__(self, runner: IntegerRunner, image_bytes: int = 0) -> None:
+        """`image_bytes`: at least so many, zeros at the end; disks want whole pages."""
         self._runner = runner
-        self.image_bytes = BLOCK_SIZE * self._SLOT.size
+        self._used_bytes = BLOCK_SIZE * self._SLOT.size
+        self.image_bytes = max(image_bytes, self._used_bytes)
 
     def read(self, block_id: int) -> memoryview:
         entries = self._runner.slots[block_id * BLOCK_SIZE : (block_id + 1) * BLOCK_SIZE]
         assert all(entry is not None for entry in entries), "a block is stored that is not full"
-        return memoryview(b"".join(self._SLOT.pack(token + 1, position + 1) for token, position in entries))  # type: ignore[misc]
+        image = b"".join(self._SLOT.pack(token + 1, position + 1) for token, position in entries)  # type: ignore[misc]
+        return memoryview(image.ljust(self.image_bytes, b"\0"))
 
     def write(self, block_id: int, image: memoryview) -> None:
-        entries = [
-            (token - 1, position - 1) if token else None for token, position in self._SLOT.iter_unpack(bytes(image))
-        ]
+        pairs = self._SLOT.iter_unpack(bytes(image[: self._used_bytes]))
+        entries = [(token - 1, position - 1) if token else None for token, position in pairs]
         slots = slice(block_id * BLOCK_SIZE, (block_id + 1) * BLOCK_SIZE)
         is_blank = all(entry is None for entry in self._runner.slots[slots])
         assert is_blank or entries == [None] * BLOCK_SIZE, f"block {block_id} is loaded over what it holds"
