@@ -22,7 +22,6 @@ from chatkv.app.errors import UserError
 from .shell import Shell
 
 Json = dict[str, Any]
-NOW = time.time()
 
 
 def _chat(number: int, **fields: Any) -> Json:
@@ -34,7 +33,7 @@ def _chat(number: int, **fields: Any) -> Json:
         "num_tokens": 3098,
         "runs": [["device", 100], ["disk", 80], ["missing", 13]],
         "num_shared_blocks": 25,
-        "last_used_at": NOW - 7300,
+        "last_used_at": time.time() - 9000,
         "resume_s": 0.42,
         "compute_s": 3.6,
         "is_running": False,
@@ -67,7 +66,12 @@ def _report(**disk: Any) -> Json:
                 "written_today_bytes": 1_200_000,
                 "read_bytes_per_s": 1.4e9,
                 "slabs": [
-                    {"model": "smollm2-135m", "num_blocks": 250, "bytes": 184_400_000, "last_used_at": NOW - 120},
+                    {
+                        "model": "smollm2-135m",
+                        "num_blocks": 250,
+                        "bytes": 184_400_000,
+                        "last_used_at": time.time() - 150,
+                    },
                 ],
             }
             | disk,
