@@ -93,10 +93,11 @@ class BlockTree:
 
     def find_or_add(self, parent: BlockNode, block_hash: bytes, packed_ids: bytes, extra: bytes) -> BlockNode:
         """A new node has no copy yet: give it one, or `drop_if_empty` it."""
-        node = self.find(parent, block_hash, packed_ids, extra)
+        bucket = self._index.get(block_hash, ())
+        node = self.find(parent, block_hash, packed_ids, extra) if bucket else None
         if node is None:
             node = BlockNode(parent, block_hash, packed_ids, extra)
-            self._index[block_hash] = (*self._index.get(block_hash, ()), node)
+            self._index[block_hash] = (*bucket, node)
             parent.children[node] = None
         return node
 

@@ -6,6 +6,7 @@ The tiers' own threads change the state of copies; their places on the nodes cha
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -36,8 +37,7 @@ class TierManager:
         self._pins = Pins(self._slots)
         tree.on_drop = self._pins.release
         for slot in self._slots:
-            for copy in slot.tier.copies():
-                self._attach(slot, copy)
+            self._attach_all(slot)
 
     @property
     def num_unstored(self) -> int:
@@ -57,7 +57,9 @@ class TierManager:
                 if copy.state is CopyState.GONE:
                     self._lose(slot, copy)
                 elif self._node_of(slot, copy) is None:
-                    self._attach(slot, copy)  # it was on its way when the engine started anew
+                    # It was on its way when the engine started anew.
+                    parent = self._tree.root if copy.parent is None else self._node_of(slot, copy.parent)
+                    self._attach(slot, copy, parent)
 
     def hold(self, nodes: Sequence[BlockNode], owner: str, is_transient: bool) -> None:
         """A request has come to hold these blocks of the device, parents first. What it may keep is to be stored."""
@@ -159,19 +161,32 @@ class TierManager:
         self._pins.pin_further(slot, node, copy)
         return True
 
-    def _attach(self, slot: TierSlot, copy: TierCopy) -> None:
+    def _attach_all(self, slot: TierSlot) -> None:
+        """A hundred thousand blocks and more, so the garbage collector, which would walk all of them time and again,
+        pauses."""
+        node_of: dict[TierCopy | None, BlockNode | None] = {None: self._tree.root}
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for copy in slot.tier.copies():
+                node_of[copy] = self._attach(slot, copy, node_of.get(copy.parent))
+        finally:
+            if was_collecting:
+                gc.enable()
+
+    def _attach(self, slot: TierSlot, copy: TierCopy, parent: BlockNode | None) -> BlockNode | None:
         """Hangs a stored copy on its node. One that does not fit into the tree is removed: any doubt is a miss."""
-        record = copy.record
-        parent = self._tree.root if copy.parent is None else self._node_of(slot, copy.parent)
         if copy.state is not CopyState.STORED:
-            return
-        if parent is not None and parent.block_hash == record.parent_hash and parent.position + 1 == record.position:
-            node = self._tree.find_or_add(parent, record.block_hash, record.packed_ids, record.extra)
+            return None
+        block_hash, parent_hash, position, packed_ids, extra = copy.record
+        if parent is not None and parent.block_hash == parent_hash and parent.position + 1 == position:
+            node = self._tree.find_or_add(parent, block_hash, packed_ids, extra)
             if slot.copy_of(node) is None:
                 node.is_transient = False
                 slot.set_copy(node, copy)
-                return
+                return node
         slot.tier.remove([copy], is_forgotten=False)
+        return None
 
     def _lose(self, slot: TierSlot, copy: TierCopy) -> None:
         """The copies below it are gone too."""

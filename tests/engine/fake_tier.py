@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from random import Random
 
 from chatkv.engine.tiers.tier import BlockRecord, CopyState, TierCopy, TierStats
@@ -145,7 +146,7 @@ class FakeTier:
         return copy
 
     def start_load(self, copies: Sequence[TierCopy], deadline_s: float) -> FakeJob:
-        for parent, child in zip(copies, copies[1:], strict=False):
+        for parent, child in pairwise(copies):
             assert child.parent is parent, "not a chain"
         job = FakeJob(self, copies)
         self.jobs.append(job)

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from fake_tier import FakeTier
 from harness import prompt
-from integer_runner import EOS_ID, IntegerRunner, naive_answer, new_hasher
+from integer_runner import EOS_ID, IntegerImages, IntegerRunner, naive_answer, new_hasher
 
 from chatkv.engine.batch import Batch, BatchResult
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
 from chatkv.engine.engine_thread import EngineThread
 from chatkv.engine.errors import EngineClosedError, InvalidRequestError, PromptTooLongError, QueueFullError
-from chatkv.engine.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams
+from chatkv.engine.request import FinishReason, GenerationRequest, RequestOutput, SamplingParams, WarmMode
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -58,13 +59,24 @@ class Inbox:
 
 
 @contextmanager
-def running(runner: GatedRunner | None = None, **settings: int) -> Iterator[tuple[EngineThread, GatedRunner]]:
+def running(
+    runner: GatedRunner | None = None, tier: FakeTier | None = None, **settings: int
+) -> Iterator[tuple[EngineThread, GatedRunner]]:
     runner = runner or GatedRunner(64)
     config = EngineConfig(
         **{"max_context_tokens": 512, "num_blocks": 64, "max_num_waiting": 4, "max_num_seqs": 4, **settings},  # type: ignore[arg-type]
         check_integrity=True,
     )
-    engine = Engine(config, runner, new_hasher(), None, frozenset({EOS_ID}), poison=runner.poison)
+    engine = Engine(
+        config,
+        runner,
+        new_hasher(),
+        None,
+        frozenset({EOS_ID}),
+        poison=runner.poison,
+        tiers=[tier] if tier else [],
+        images=IntegerImages(runner),
+    )
     thread = EngineThread(engine)
     try:
         yield thread, runner
@@ -262,3 +274,123 @@ def test_close_cancels_or_lets_requests_end() -> None:
             assert [output.finish_reason for output in inbox.outputs if output.finish_reason] == [reason]
             assert thread.stats().num_used == 0
             thread.close()
+
+
+def stored_chat(num_tokens: int = 96) -> FakeTier:
+    """A tier that an earlier engine has left."""
+    tier = FakeTier()
+    with running(tier=tier) as (thread, _):
+        inbox = Inbox()
+        thread.submit(request("old", num_tokens, SHORT), inbox)
+        inbox.until_finished()
+    assert tier.is_closed
+    return tier
+
+
+def settle(thread: EngineThread) -> None:
+    """What was reported before has been dealt with: the second call comes after the step that follows the first."""
+    for _ in range(2):
+        thread.run(lambda engine: None).result(WAIT_S)
+
+
+def test_run_calls_between_steps_and_hands_back_results_and_errors() -> None:
+    with running() as (thread, runner):
+        assert thread.run(lambda engine: engine.config.num_blocks).result(WAIT_S) == 64
+        assert thread.run(lambda engine: threading.current_thread().name).result(WAIT_S) == "chatkv-engine"
+        with pytest.raises(ZeroDivisionError):
+            thread.run(lambda engine: 1 / 0).result(WAIT_S)
+        runner.gate.clear()
+        inbox = Inbox()
+        thread.submit(request("a"), inbox)
+        assert runner.is_inside.wait(WAIT_S)
+        waiting = thread.run(lambda engine: len(engine.scheduler.running))
+        assert not waiting.done()
+        runner.gate.set()
+        assert waiting.result(WAIT_S) <= 1
+        inbox.until_finished()
+        thread.close()
+        with pytest.raises(EngineClosedError):
+            thread.run(lambda engine: None)
+
+
+def test_forgetting_through_the_thread_delivers_the_last_output_of_what_it_ends() -> None:
+    with running() as (thread, _):
+        inbox = Inbox()
+        chat = GenerationRequest("a", prompt(60), LONG, owner="chat")
+        thread.submit(chat, inbox)
+        inbox.until(lambda outputs: any(output.token_ids for output in outputs))
+        assert thread.run(lambda engine: engine.forget("chat")).result(WAIT_S).num_removed >= 3
+        assert inbox.until_finished()[-1].finish_reason is FinishReason.CANCELLED
+        assert thread.is_idle
+
+
+def test_the_thread_sleeps_while_only_a_load_is_pending_and_wakes_when_something_has_come() -> None:
+    tier = stored_chat()
+    tier.is_prompt = False
+    with running(tier=tier) as (thread, runner):
+        inbox = Inbox()
+        thread.submit(request("a", 100), inbox)
+        inbox.until(lambda outputs: bool(outputs))
+        clock = time.pthread_getcpuclockid(thread._thread.ident)
+        settle(thread)
+        settled = time.clock_gettime(clock)
+        threading.Event().wait(0.2)  # no condition to wait for: what is measured is that nothing happens
+        assert time.clock_gettime(clock) - settled < 0.01
+        assert thread.stats().num_loading == 1
+        tier.jobs[0].deliver(6)
+        outputs = inbox.until_finished()
+        assert dict(outputs[-1].cached_by_tier) == {"disk": 96}
+        assert [token for o in outputs for token in o.token_ids] == naive_answer(prompt(100), SHORT, 0, 512)[0]
+
+
+def test_c5_a_load_that_hangs_is_given_up_by_the_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatkv.engine.loads.STALL_S", 0.05)
+    tier = stored_chat()
+    tier.is_prompt = False
+    with running(tier=tier) as (thread, _):
+        inbox = Inbox()
+        thread.submit(request("a", 100), inbox)
+        assert dict(inbox.until_finished()[-1].cached_by_tier) == {}
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_close_during_a_load(drain: bool) -> None:
+    tier = stored_chat()
+    tier.is_prompt = False
+    with running(tier=tier) as (thread, _):
+        inbox = Inbox()
+        thread.submit(request("a", 100), inbox)
+        inbox.until(lambda outputs: bool(outputs))
+        closer = threading.Thread(target=thread.close, kwargs={"drain": drain})
+        closer.start()
+        with thread._condition:
+            assert thread._condition.wait_for(lambda: thread._is_closing, WAIT_S)
+        if drain:
+            tier.jobs[0].deliver(6)
+        expected = FinishReason.LENGTH if drain else FinishReason.CANCELLED
+        assert inbox.until_finished()[-1].finish_reason is expected
+        closer.join(WAIT_S)
+        assert tier.is_closed
+
+
+def test_what_the_full_queue_skipped_is_stored_while_the_engine_is_idle() -> None:
+    tier = FakeTier(queue_limit=1, is_prompt=False)
+    with running(tier=tier) as (thread, _):
+        inbox = Inbox()
+        thread.submit(request("a", 100), inbox)
+        inbox.until_finished()
+        for num_stored in range(1, 7):
+            settle(thread)
+            assert len(tier.images) == num_stored
+            tier.flush(0)
+        settle(thread)
+        assert thread.stats().tiers["disk"].num_blocks == 6
+
+
+def test_a_warm_request_through_the_thread() -> None:
+    with running() as (thread, _):
+        inbox = Inbox()
+        thread.submit(GenerationRequest("draft", prompt(100), SHORT, warm=WarmMode.COMPUTE), inbox)
+        assert inbox.until_finished()[-1].finish_reason is FinishReason.STOP
+        assert thread.count_cached(prompt(100)) == 96
+        assert thread.is_idle

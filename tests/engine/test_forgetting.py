@@ -1,4 +1,4 @@
-"""A deleted chat leaves every tier and the pool's bytes; what others hold stays; an idle chat leaves the device alone."""
+"""A deleted chat leaves every tier and the pool's bytes; what others hold stays; an idle one leaves the device."""
 
 from __future__ import annotations
 
