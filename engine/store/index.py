@@ -11,18 +11,20 @@ from .counters import WRITTEN_BYTES, Counters
 from .files import PAGE_BYTES, Files
 from .index_db import (
     CHUNK_ROWS,
-    NEIGHBOUR_ROWS,
     BrokenIndexError,
     IndexDatabase,
     chunks,
     growth_pages,
     remove_index,
+    slot_chunks,
 )
 from .runs import Runs
 
 __all__ = ["BlockRow", "BrokenIndexError", "SlabRow", "StoreIndex"]
 
 INDEX_NAME = "index.db"
+_ROW_BYTES = 160
+"""Of a row without `extra` and `wrapped`."""
 
 
 class SlabRow(NamedTuple):
@@ -99,10 +101,8 @@ class StoreIndex:
     def remove_slab(self, slab_id: int) -> None:
         """With its blocks and their runs."""
         self.runs.remove_of_slab(slab_id)
-        slots = [
-            slot for (slot,) in self.database.rows("select slot from blocks where slab = ? order by slot", [slab_id])
-        ]
-        for part in chunks(slots, NEIGHBOUR_ROWS):
+        rows = self.database.rows("select slot from blocks where slab = ? order by slot", [slab_id])
+        for part in slot_chunks([slot for (slot,) in rows], self._row_bytes(slab_id)):
             with self.database.transaction(is_durable=False) as sql:
                 sql.execute("delete from blocks where slab = ? and slot between ? and ?", [slab_id, part[0], part[-1]])
         with self.database.transaction(is_durable=True) as sql:
@@ -116,11 +116,13 @@ class StoreIndex:
 
     def block_rows(self, slab_id: int) -> list[tuple[Any, ...]]:
         """Fields as in BlockRow, ordered by slot."""
-        return self.database.rows(
+        rows = self.database.rows(
             "select slot, block_hash, parent_hash, position, packed_ids, extra, hits, hit_at, wrapped"
             " from blocks where slab = ?",
             [slab_id],
         )
+        self._num_blocks[slab_id] = len(rows)
+        return rows
 
     def present(self, slab_id: int, block_hashes: Collection[bytes]) -> set[bytes]:
         """Those that have a row. Reads all rows of the slab."""
@@ -137,30 +139,33 @@ class StoreIndex:
     def add_rows(self, slab_id: int, rows: Sequence[BlockRow], counter: int, written_bytes: int) -> None:
         """Make a synced group visible. On an error no row of it stays, except where taking it back fails as well: such
         a row is true, as its record is safe, or is replaced when the slot is used again."""
-        done = 0
+        row_of = {row.slot: row for row in rows}
+        row_bytes = max((len(row.extra) + len(row.wrapped or b"") for row in rows), default=0) + _ROW_BYTES
+        parts = list(slot_chunks(sorted(row_of), row_bytes)) or [[]]
+        done: list[int] = []
         try:
-            parts = list(chunks(rows))
-            for number, part in enumerate(parts, 1):
-                with self.database.transaction(is_durable=number == len(parts)) as sql:
+            for part in parts:
+                with self.database.transaction(is_durable=part is parts[-1]) as sql:
                     sql.executemany(
-                        f"insert or replace into blocks values ({slab_id}, ?, ?, ?, ?, ?, ?, ?, ?, ?)", part
+                        f"insert or replace into blocks values ({slab_id}, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        [row_of[slot] for slot in part],
                     )
-                    if number == len(parts):
+                    if part is parts[-1]:
                         self.counters.add(WRITTEN_BYTES, written_bytes)
                         self.counters.save_in(sql)
                         sql.execute(
                             "update slabs set counter = ?, used_at = ? where id = ?", [counter, self._clock(), slab_id]
                         )
-                done += len(part)
+                done.extend(part)
+                self._num_blocks[slab_id] = self.num_blocks(slab_id) + len(part)
         except BaseException:
-            self._num_blocks[slab_id] = self.num_blocks(slab_id) + done
-            self.remove_rows(slab_id, [row.slot for row in rows[:done]], is_durable=False)
+            self.remove_rows(slab_id, done, is_durable=False)
             raise
-        self._num_blocks[slab_id] = self.num_blocks(slab_id) + done
 
     def remove_rows(self, slab_id: int, slots: Collection[int], *, is_durable: bool) -> None:
         """And the runs that end in these blocks."""
-        parts = list(chunks(sorted(slots)))
+        row_bytes = self._row_bytes(slab_id) if len(slots) > CHUNK_ROWS else _ROW_BYTES
+        parts = list(slot_chunks(sorted(slots), row_bytes))
         for number, part in enumerate(parts, 1):
             marks = ",".join("?" * len(part))
             with self.database.lock:
@@ -171,6 +176,11 @@ class StoreIndex:
                 with self.database.transaction(is_durable=is_durable and number == len(parts)) as sql:
                     sql.execute(f"delete from blocks where slab = ? and slot in ({marks})", [slab_id, *part])
                 self._num_blocks[slab_id] = self.num_blocks(slab_id) - len(hashes)
+
+    def _row_bytes(self, slab_id: int) -> int:
+        """Bound of what a row of this slab has."""
+        query = "select max(length(extra) + coalesce(length(wrapped), 0)) from blocks where slab = ?"
+        return (self.database.value(query, [slab_id]) or 0) + _ROW_BYTES
 
     def set_hits(self, slab_id: int, rows: Sequence[tuple[int, float, float]]) -> None:
         """(slot, hits, hit_at_s) each."""

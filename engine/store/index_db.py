@@ -26,8 +26,8 @@ WAL_LIMIT_BYTES = 128 * 1024
 CHUNK_ROWS = 32
 """Scattered rows that one transaction may touch. Each can split its leaf: three siblings become up to five pages, and
 one more holds what is too long for a leaf. With the pages above them and some counters that is at most 240 pages."""
-NEIGHBOUR_ROWS = 100
-"""The same for rows that are neighbours: they share their leaves."""
+NEIGHBOUR_BYTES = 256 * 1024
+"""The same for rows that are neighbours, with all their bytes: they share leaves that are at least half full."""
 CHUNK_BYTES = 128 * 1024
 """Long values that one transaction may touch, beside its rows."""
 
@@ -189,7 +189,7 @@ class IndexDatabase:
         with self.lock:
             while self.value("pragma freelist_count"):
                 with self.transaction(is_durable=False) as sql:
-                    sql.execute(f"pragma incremental_vacuum({CHUNK_ROWS})").fetchall()
+                    sql.execute(f"pragma incremental_vacuum({2 * CHUNK_ROWS})").fetchall()
             self.checkpoint()
 
     def close(self) -> None:
@@ -199,6 +199,23 @@ class IndexDatabase:
 
 def chunks(rows: Sequence[Any], size: int = CHUNK_ROWS) -> Iterable[Sequence[Any]]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def slot_chunks(slots: Sequence[int], row_bytes: int) -> Iterator[Sequence[int]]:
+    """`slots`, in order, in parts that one transaction may touch: many where they are dense.
+
+    Args:
+        row_bytes: of the longest row of the slab.
+    """
+    # A row that does not fit in a quarter of a page gets a page for its rest.
+    num_neighbours = NEIGHBOUR_BYTES // (row_bytes + (PAGE_BYTES if row_bytes > PAGE_BYTES // 5 else 0))
+    start = 0
+    while start < len(slots):
+        part = slots[start : start + max(num_neighbours, CHUNK_ROWS)]
+        if part[-1] - part[0] >= 2 * len(part):
+            part = slots[start : start + CHUNK_ROWS]
+        yield part
+        start += len(part)
 
 
 def remove_index(path: Path, files: Files) -> None:

@@ -18,7 +18,7 @@ from .reader import RecordReader
 from .record import HEADER_BYTES, pack_header
 from .slab_header import SLAB_HEADER_BYTES, SlabHeader, write_slab_header
 from .slots import Slots
-from .stored import build_copies, unwrap_rows
+from .stored import build_copies, no_collection, unwrap_rows
 
 _ZERO_HEADER = bytes(HEADER_BYTES)
 _METADATA_BYTES = 2 * PAGE_BYTES
@@ -43,10 +43,9 @@ class Slab:
         self._lock = threading.Lock()
         self._size = file.size
         num_slots = max(0, -(-(self._size - SLAB_HEADER_BYTES) // self.slot_bytes))
-        rows, self._data_keys, unreadable = (
-            unwrap_rows(index.block_rows(self.id), cipher) if cipher else (index.block_rows(self.id), {}, [])
-        )
-        copies, dropped = build_copies(rows, num_slots)
+        with no_collection():
+            rows, self._data_keys, unreadable = unwrap_rows(index.block_rows(self.id), cipher)
+            copies, dropped = build_copies(rows, num_slots)
         self._reader = RecordReader(file, row.fingerprint, row.payload_bytes, cipher, self._data_keys.get)
         self._offset = self._reader.offset
         self._copies: list[TierCopy] | None = copies

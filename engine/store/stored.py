@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -20,8 +21,9 @@ def build_copies(rows: Sequence[tuple[Any, ...]], num_slots: int) -> tuple[list[
     dropped: list[int] = []
     copy_of: dict[bytes, TierCopy] = {}
     find, add = copy_of.get, copies.append
-    stored, make_record = CopyState.STORED, BlockRecord._make
-    with _no_collection():
+    # A hundred thousand times: so no call of a Python function more than must be.
+    stored, make_record = CopyState.STORED, partial(tuple.__new__, BlockRecord)
+    with no_collection():
         for row in sorted(rows, key=itemgetter(3)):
             slot, block_hash, parent_hash, position, _, _, hits, hit_at_s, _ = row
             parent = find(parent_hash) if position else None
@@ -42,8 +44,10 @@ def build_copies(rows: Sequence[tuple[Any, ...]], num_slots: int) -> tuple[list[
 
 def unwrap_rows(
     rows: Sequence[tuple[Any, ...]], cipher: Cipher | None
-) -> tuple[list[tuple[Any, ...]], dict[int, bytes], list[int]]:
+) -> tuple[Sequence[tuple[Any, ...]], dict[int, bytes], list[int]]:
     """Rows with their ids in the clear, the data key of each slot, and the slots whose row this cipher cannot read."""
+    if cipher is None and all(row[-1] is None for row in rows):
+        return rows, {}, []
     plain: list[tuple[Any, ...]] = []
     keys: dict[int, bytes] = {}
     unreadable: list[int] = []
@@ -63,7 +67,7 @@ def unwrap_rows(
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """A hundred thousand new objects, none of them garbage: each collection would walk over all of them."""
     was_enabled = gc.isenabled()
     gc.disable()
