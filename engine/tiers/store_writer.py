@@ -87,7 +87,7 @@ class StoreWriter:
             with self._state.lock:
                 while (work := self._due()) is None:
                     if self._is_quiet:
-                        self._is_hurried = False
+                        self._is_hurried = self._is_try_left = False
                         self._done.notify_all()
                     if self._is_closing:
                         self._end()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 from disk_fixtures import Disk
 from tier_blocks import WAIT_S, chain, image, store_chain
 
-from chatkv.engine.tiers.tier import CopyState
+from chatkv.engine.tiers.tier import CopyState, TierCopy
 
 QUOTA_BYTES = 4 << 20
 
@@ -40,6 +42,23 @@ class Observer:
             self.num_looks += 1
 
 
+def check_integrity(copies: Sequence[TierCopy]) -> None:
+    seen: set[TierCopy] = set()
+    num_children: Counter[TierCopy] = Counter()
+    for copy in copies:
+        assert copy.state is CopyState.STORED
+        assert copy.num_readers == 0
+        if copy.parent is None:
+            assert copy.record.position == 0
+        else:
+            assert copy.parent in seen, "prefix-closed, parents first"
+            assert copy.parent.record.block_hash == copy.record.parent_hash
+            num_children[copy.parent] += 1
+        seen.add(copy)
+    assert len({copy.slot for copy in copies}) == len(copies)
+    assert all(copy.num_children == num_children[copy] for copy in copies)
+
+
 def test_d1_the_quota_is_never_exceeded_by_a_byte_whoever_looks(disk: Disk) -> None:
     tier = disk.open(QUOTA_BYTES)
     random = Random(7)
@@ -61,6 +80,13 @@ def test_d1_the_quota_is_never_exceeded_by_a_byte_whoever_looks(disk: Disk) -> N
     assert observer.most_bytes <= QUOTA_BYTES
     assert tier.stats().num_evicted > 300
     assert tier.stats().used_bytes > QUOTA_BYTES * 0.5, "the room is used"
+    check_integrity(tier.copies())
+    known = {copy.record: copy.num_children for copy in tier.copies()}
+    found = disk.open(QUOTA_BYTES).copies()
+    check_integrity(found)
+    assert {copy.record: copy.num_children for copy in found} == known
+    for copy in found:
+        assert disk.load([copy]) == [bytes(image(copy.record))]
 
 
 def test_eviction_takes_the_coldest_leaves_and_keeps_shared_heads(disk: Disk) -> None:

@@ -83,10 +83,37 @@ def test_a_full_queue_refuses_and_never_waits_for_the_disk(disk: Disk) -> None:
     assert len(first) == 4
     assert second == []
     assert tier.stats().num_skipped == 1
+    # Nothing that the engine calls waits for the writer.
+    tier.touch(first)
+    tier.pin(first, True)
+    tier.pin(first, False)
+    tier.remove(first[3:], is_forgotten=True)
+    assert tier.start_load(first, WAIT_S).is_done
+    assert list(tier.poll()) == []
     assert not tier.flush(0.05)
     disk.files.release_all()
     assert tier.flush(WAIT_S)
+    assert tier.copies() == first[:3]
     assert len(disk.save(chain(4, 2))) == 4
+
+
+def test_c8_the_image_is_the_one_of_the_moment_of_the_call(disk: Disk) -> None:
+    tier = disk.open()
+    block = bytearray(image(record(0)))
+    copy = tier.store(record(0), None, memoryview(block), "", False)
+    assert copy is not None
+    block[:] = bytes(len(block))
+    assert tier.flush(WAIT_S)
+    assert disk.load([copy]) == [bytes(image(record(0)))]
+
+
+def test_the_read_rate_is_known_after_the_first_group_and_kept(disk: Disk) -> None:
+    tier = disk.open(image_bytes=64 * 1024)
+    assert tier.stats().read_bytes_per_s == 0
+    disk.save(chain(20))
+    disk.changes.wait_for(lambda: tier.stats().read_bytes_per_s > 0)
+    disk.close()
+    assert disk.open(image_bytes=64 * 1024).stats().read_bytes_per_s > 0
 
 
 def test_a_group_is_written_when_its_first_block_is_a_second_old(disk: Disk) -> None:
