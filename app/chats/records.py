@@ -81,6 +81,8 @@ class ReplyStats:
     tokens_per_s: float | None = None
     num_tokens: int = 0
     prefill_s: float | None = None
+    chatkv: Mapping[str, Any] | None = None
+    """What the prompt found in the cache, what was decided, and where it was missed (JSON)."""
 
     def to_json(self) -> dict[str, Any]:
         return {entry.name: getattr(self, entry.name) for entry in fields(self)} | {
@@ -99,6 +101,10 @@ class ReplyStats:
         known = {entry.name: value[entry.name] for entry in fields(cls) if entry.name in value}
         for name, number in known.items():
             if name == "cached_by_tier":
+                continue
+            if name == "chatkv":
+                if not isinstance(number, dict | None):
+                    raise ValueError("stats.chatkv is not an object")
                 continue
             is_optional = name in ("ttft_s", "tokens_per_s", "prefill_s")
             if not (isinstance(number, int | float) or (number is None and is_optional)):

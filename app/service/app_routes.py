@@ -1,8 +1,7 @@
-"""The app's own routes for the service, models, jobs and the cache, on the unix socket only."""
+"""The app's own routes for the service, models and jobs, on the unix socket only."""
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -12,7 +11,6 @@ from starlette.responses import Response
 from chatkv.app.hub.catalogue import catalogue
 
 from .bodies import read_model
-from .cache_view import cache_report
 from .errors import not_found
 from .model_views import app_model
 from .responses import JsonResponse
@@ -48,10 +46,10 @@ class AppRoutes:
         add("/models/{name}", self.remove, methods=["DELETE"])
         add("/jobs", self.list_jobs, methods=["GET"])
         add("/jobs/{job_id}", self.cancel_job, methods=["DELETE"])
-        add("/cache", self.cache, methods=["GET"])
         add("/cancel", self.cancel, methods=["POST"])
 
     async def status(self) -> Response:
+        await self.service.refresh()
         return JsonResponse(self.service.status())
 
     async def stop(self) -> Response:
@@ -60,6 +58,7 @@ class AppRoutes:
 
     async def events(self) -> Response:
         hub = self.service.events
+        await self.service.refresh()
         subscriber = hub.subscribe()
         first = {"type": "hello", "status": self.service.status()}
         events = subscriber.stream(first, self.service.keep_alive_s)
@@ -101,14 +100,6 @@ class AppRoutes:
             raise not_found(f"There is no job {job_id}.")
         job.cancel()
         return JsonResponse({"job": job.snapshot().as_json()})
-
-    async def cache(self) -> Response:
-        model = self.service.models.loaded
-        footprints = self.service.replies.footprints.of_model(model.name) if model else []
-        report = await asyncio.get_running_loop().run_in_executor(
-            self.service.text_pool, cache_report, model, footprints
-        )
-        return JsonResponse(report)
 
     async def cancel(self, request: Request) -> Response:
         wanted = await read_model(request, self.service.text_pool, RequestRef)

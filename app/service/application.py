@@ -16,6 +16,7 @@ from chatkv.engine.errors import EngineError
 
 from .app_routes import AppRoutes
 from .bodies import validation_error
+from .cache_routes import CacheRoutes
 from .chat_routes import ChatRoutes
 from .errors import ApiError, to_api_error
 from .openai_routes import OpenAiRoutes
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def create_app(service: Service) -> ASGIApp:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    for routes in (OpenAiRoutes(service), ChatRoutes(service), AppRoutes(service)):
+    for routes in (OpenAiRoutes(service), ChatRoutes(service), CacheRoutes(service), AppRoutes(service)):
         app.include_router(routes.router)
     app.add_exception_handler(RequestValidationError, _invalid_parameters)
     app.add_exception_handler(HTTPException, _http_error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chatkv.app.chats.records import Chat, ChatSettings, Message, Role
+from chatkv.app.hub.installed import InstalledModel
 from chatkv.engine.errors import PromptTooLongError
 from chatkv.engine.request import SamplingParams
 from chatkv.engine.text.messages import ChatMessage
@@ -22,6 +25,10 @@ from .preparation import render
 
 DEFAULT_SAMPLING: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
 """Where neither the chat nor the model's own generation_config.json says anything."""
+MAX_WORD_CHARS = 64
+_STAND_INS = ("a", "b")
+_STAND_IN = _STAND_INS[0]
+"""For a user's text that is not known yet: one token, whatever the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class PromptMaker:
         self._chats = chats
         self._models = models
         self._text_pool = text_pool
+        self._tokens_after_text: tuple[InstalledModel | None, int] = None, 0
 
     async def prepare(
         self, chat: Chat, tip_id: str | None, text: str | None = None, is_continued: bool = False
@@ -50,17 +58,13 @@ class PromptMaker:
         """
         model = await self._models.lease(chat.model)
         try:
-            tokenizer_hash = model.text.tokenizer_hash
-            path = await self._chats.run(lambda store: store.path(chat.id, tip_id, tokenizer_hash)) if tip_id else []
+            path = await self._path(model, chat, tip_id)
 
             def build() -> list[ChatMessage]:
                 return chat_messages(chat.settings, path, chat.context_start_id, model, text)
 
             try:
-                # The day the conversation began, for good, in its forks too: a template with a date must not change
-                # the prefix at midnight.
-                day = dt.datetime.fromtimestamp(path[0].created_at).astimezone().date() if path else None
-                rendered = await render(model, build, self._text_pool, continue_final=is_continued, today=day)
+                rendered = await render(model, build, self._text_pool, continue_final=is_continued, today=day_of(path))
             except PromptTooLongError as error:
                 refusal = to_api_error(error)
                 refusal.details["choices"] = await ways_out(chat, path, text, model, self._text_pool)
@@ -69,6 +73,58 @@ class PromptMaker:
         except BaseException:
             self._models.release()
             raise
+
+    async def next_prefix(self, model: LoadedModel, chat: Chat, draft: str = "") -> tuple[int, ...]:
+        """What the next turn's prompt will begin with, as far as `draft`, a settled part of it, decides. No lease.
+
+        Raises:
+            UserError, EngineError: the chat is gone, it is too long, the template refuses it.
+        """
+        path = await self._path(model, chat, chat.tip_id)
+
+        def build() -> list[ChatMessage]:
+            return chat_messages(chat.settings, path, chat.context_start_id, model, draft or _STAND_IN)
+
+        num_after = await self._num_tokens_after_text(model)
+        rendered = await render(model, build, self._text_pool, today=day_of(path))
+        return tuple(rendered.token_ids[: len(rendered.token_ids) - num_after - (not draft)])
+
+    async def _num_tokens_after_text(self, model: LoadedModel) -> int:
+        known_of, num_after = self._tokens_after_text
+        if known_of != model.installed:
+            loop = asyncio.get_running_loop()
+            num_after = await loop.run_in_executor(self._text_pool, num_tokens_after_text, model)
+            self._tokens_after_text = model.installed, num_after
+        return num_after
+
+    async def _path(self, model: LoadedModel, chat: Chat, tip_id: str | None) -> Sequence[Message]:
+        tokenizer_hash = model.text.tokenizer_hash
+        return await self._chats.run(lambda store: store.path(chat.id, tip_id, tokenizer_hash)) if tip_id else []
+
+
+def day_of(path: Sequence[Message]) -> dt.date | None:
+    """The day the conversation began, for good, in its forks too: a template with a date must not change the prefix at
+    midnight."""
+    return dt.datetime.fromtimestamp(path[0].created_at).astimezone().date() if path else None
+
+
+def num_tokens_after_text(model: LoadedModel) -> int:
+    """What the template puts behind the last user text, in tokens. Long: call it in the text pool."""
+    one, other = (model.text.render([ChatMessage(role="user", content=text)]).token_ids for text in _STAND_INS)
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return next((number for number, (left, right) in enumerate(pairs) if left != right), 0)
+
+
+def settled_part(draft: str) -> str:
+    """The part of a draft whose tokens will hardly change when more is typed: all but the word that is being typed."""
+    kept = draft.rstrip()
+    if kept != draft:
+        return kept
+    words = re.split(r"\s+(?=\S*$)", kept, maxsplit=1)
+    last_word = words[-1]
+    if len(last_word) > MAX_WORD_CHARS:  # A script without spaces.
+        return kept[: -MAX_WORD_CHARS // 2]
+    return words[0] if len(words) > 1 else ""
 
 
 def chat_messages(

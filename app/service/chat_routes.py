@@ -118,15 +118,18 @@ class ChatRoutes:
         """Only the fields that are sent; a null `context_start_id` or `model` takes the value away."""
         wanted = await read_model(request, self.service.text_pool, ChatChange)
         chat = await self.service.chats.run(lambda store: _apply(store, chat_id, wanted))
+        if wanted.is_pinned is not None:
+            await self.service.cache.set_pinned(chat_id, wanted.is_pinned)
         self.service.events.publish("chat_updated", chat=self._summary(chat))
         return JsonResponse({"chat": self._full(chat)})
 
     async def delete(self, chat_id: str) -> Response:
+        """The text goes to the trash, the KV at once; the answer comes when nothing of it is left in any file."""
         await self.service.replies.stop_and_wait(chat_id)
-        self.service.replies.footprints.drop(chat_id)
         chat = await self.service.chats.run(lambda store: store.trash(chat_id))
         self.service.events.publish("chat_deleted", chat=self._summary(chat))
-        return JsonResponse({"chat": self._full(chat)})
+        forgotten = await self.service.cache.forget(chat_id)
+        return JsonResponse({"chat": self._full(chat), "cache": forgotten.to_json()})
 
     async def restore(self, chat_id: str) -> Response:
         chat = await self.service.chats.run(lambda store: store.restore(chat_id))
@@ -139,6 +142,7 @@ class ChatRoutes:
             raise invalid_value("message_id is missing: the message where the fork begins.", "message_id")
         message_id = wanted.message_id
         chat = await self.service.chats.run(lambda store: store.fork(chat_id, message_id))
+        await self.service.forks.add(chat.id, chat_id)
         self.service.events.publish("chat_created", chat=self._summary(chat))
         return JsonResponse({"chat": self._full(chat)}, status_code=201)
 

@@ -39,6 +39,14 @@ class ChatsThread:
         """Raises what `work` raises, or what kept the store from opening."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(self._store.result()))
 
+    def call(self, work: Callable[[ChatStore], T], timeout_s: float) -> T:
+        """The same from another thread, which waits.
+
+        Raises:
+            TimeoutError: `work` was not done in time; it may still be done later.
+        """
+        return self._pool.submit(lambda: work(self._store.result())).result(timeout_s)
+
     async def close(self) -> None:
         """Everything that was handed in is done first."""
         try:

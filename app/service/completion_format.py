@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from chatkv.engine.request import FinishReason, RequestOutput, TokenLogprob
+from chatkv.engine.request import FinishReason, GenerationRequest, RequestOutput, TokenLogprob
 
 from .completion_request import CompletionRequest
 from .errors import ApiError
 from .loaded import LoadedModel
+from .reuse import own_reuse_json, reuse_json
 
 _FINGERPRINT = f"b-chatkv-{version('chatkv')}"
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -26,13 +27,16 @@ class Choice:
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the tokens whose text was not sent yet (a stream), or of all (a whole answer)."""
+    block_hashes: tuple[bytes, ...] = ()
+    """Of the full blocks of prompt and answer, once it has ended."""
 
 
 class Completion:
     """One request's answer as it grows: feed it outputs, it says what to send."""
 
-    def __init__(self, completion_id: str, request: CompletionRequest, model: LoadedModel, is_unix: bool):
-        self.id = completion_id
+    def __init__(self, running: GenerationRequest, request: CompletionRequest, model: LoadedModel, is_unix: bool):
+        self.id = running.request_id
+        self._prompt_token_ids = running.prompt_token_ids
         self.created = int(time.time())
         self.request = request
         self.model = model
@@ -40,7 +44,7 @@ class Completion:
         self.choices = [Choice(index) for index in range(request.n)]
         self.failure: ApiError | None = None
         """Why it ended before its end."""
-        self._last = RequestOutput(completion_id, 0)
+        self.facts = RequestOutput(self.id, 0)
         """The newest output that told of the prompt."""
 
     @property
@@ -64,7 +68,7 @@ class Completion:
         if self.request.has_logprobs:
             choice.logprobs.extend(output.logprobs)
         if output.num_prompt_tokens:
-            self._last = output
+            self.facts = output
         if output.finish_reason is FinishReason.CANCELLED:
             # The SDKs of OpenAI send a 409 again unless they are told not to.
             headers = {"x-should-retry": "false"}
@@ -73,6 +77,7 @@ class Completion:
             self.failure = ApiError(500, output.error or "The engine failed.", "generation_failed")
         elif output.finish_reason is not None:
             choice.finish_reason = output.finish_reason
+            choice.block_hashes = output.block_hashes
 
     def chunks(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """What a stream sends for an output that was just added: nothing while its text is held back."""
@@ -101,10 +106,10 @@ class Completion:
 
     def usage(self) -> dict[str, Any]:
         return {
-            "prompt_tokens": self._last.num_prompt_tokens,
+            "prompt_tokens": self.facts.num_prompt_tokens,
             "completion_tokens": self.num_tokens,
-            "total_tokens": self._last.num_prompt_tokens + self.num_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._last.num_cached_tokens},
+            "total_tokens": self.facts.num_prompt_tokens + self.num_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.facts.num_cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
 
@@ -146,13 +151,6 @@ class Completion:
         """What was reused. A TCP client sees its own text at the miss; the app also sees what was cached there."""
         if not self.request.wants_debug:
             return {}
-        miss = self._last.miss
-        missed = None
-        if miss is not None:
-            missed = {"position": miss.position, "text": self._decode(miss.prompt_token_ids)}
-            if self.is_unix:
-                missed["expected_text"] = self._decode(miss.expected_token_ids)
-        return {"chatkv": {"cached_by_tier": dict(self._last.cached_by_tier), "missed": missed}}
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        return self.model.text.decode(token_ids)
+        if self.is_unix:
+            return {"chatkv": reuse_json(self.model, self._prompt_token_ids, self.facts)}
+        return {"chatkv": own_reuse_json(self.model, self.facts)}

@@ -16,6 +16,15 @@ def read_or_make_api_key(file: Path) -> str:
 
 def read_or_make_store_key(file: Path) -> bytes:
     """32 random bytes that key the block hashes. A file of another length is replaced: its cache is stale anyway."""
+    return _read_or_make_bytes(file)
+
+
+def read_or_make_kv_key(file: Path) -> bytes:
+    """32 random bytes that the disk store is encrypted with, where that is wished."""
+    return _read_or_make_bytes(file)
+
+
+def _read_or_make_bytes(file: Path) -> bytes:
     key = _read_or_make(file, lambda: secrets.token_bytes(32), strip=False)
     if len(key) != 32:
         file.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from chatkv.app.chats.records import Message, MessageStatus, ReplyStats
 from chatkv.engine.request import FinishReason, Progress, RequestOutput, RequestStatus
 
 from .outputs import OutputStream
+from .reuse import without_others
 
 STATUS_OF_REASON = {
     FinishReason.STOP: MessageStatus.COMPLETE,
@@ -50,6 +51,10 @@ class LiveReply:
     last_token_at: float | None = None
     prompt_facts: RequestOutput | None = None
     """The newest output that told of the prompt."""
+    block_hashes: tuple[bytes, ...] = ()
+    """Of the full blocks of prompt and answer, once it has ended."""
+    reuse: Mapping[str, Any] | None = None
+    """What the prompt found in the cache, once it has ended; see `reuse_json`."""
 
     @property
     def chat_id(self) -> str:
@@ -62,11 +67,6 @@ class LiveReply:
             return None
         seconds = self.last_token_at - self.first_token_at
         return round((self.num_new_tokens - 1) / seconds, 2) if seconds > 0 else None
-
-    @property
-    def new_token_ids(self) -> tuple[int, ...]:
-        """Those that this generation brought."""
-        return tuple(self.token_ids[len(self.token_ids) - self.num_new_tokens :])
 
     def stop(self) -> None:
         """Ask it to end; what it holds is kept."""
@@ -101,6 +101,7 @@ class LiveReply:
                 self.prompt_facts = output
             if output.finish_reason is not None:
                 self.finish_reason, self.error = output.finish_reason, output.error
+                self.block_hashes = output.block_hashes
         if ids:
             self.phase = "writing"
             self.first_token_at = self.first_token_at or now
@@ -123,6 +124,7 @@ class LiveReply:
             tokens_per_s=self.tokens_per_s,
             num_tokens=len(self.token_ids),
             prefill_s=round(first - self.waited_until, 4) if first else None,
+            chatkv=without_others(self.reuse) if self.reuse else None,
         )
 
     def progress_event(self) -> dict[str, Any]:
@@ -144,6 +146,10 @@ class LiveReply:
             "num_tokens": len(self.token_ids),
             "stats": self.stats().to_json(),
         }
+
+    def with_reuse(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The ended message for those who watch now: with both sides of a miss, of which the database keeps one."""
+        return message | {"stats": message["stats"] | {"chatkv": self.reuse}} if self.reuse else message
 
     def _take_progress(self, progress: Progress, now: float) -> None:
         self.progress = progress

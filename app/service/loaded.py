@@ -3,19 +3,75 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.engine.metrics import EngineStats
-from chatkv.engine.request import GenerationRequest, RequestOutput
+from chatkv.engine.request import GenerationRequest, Miss, RequestOutput
 from chatkv.engine.text.messages import ChatMessage
+from chatkv.engine.text.miss import MissReason
 from chatkv.engine.text.transcript import Rendered
+from chatkv.engine.tiers.tier import LowerTier
+
+T = TypeVar("T")
+
+
+def _nothing() -> None: ...
+
+
+class Forgotten(Protocol):
+    """What forgetting a chat's blocks came to."""
+
+    @property
+    def num_removed(self) -> int: ...
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks that stay, because others own them too."""
+        ...
+
+
+class Placement(Protocol):
+    """Where the blocks of one chain lie."""
+
+    @property
+    def num_by_run(self) -> Sequence[tuple[str, int]]:
+        """From the root: ("device" | "host" | "disk" | "missing", number of blocks)."""
+        ...
+
+    @property
+    def load_s(self) -> float | None: ...
+
+    @property
+    def compute_s(self) -> float | None: ...
+
+
+class EngineCache(Protocol):
+    """The engine's blocks (`chatkv.engine.engine.Engine`). All but `place` belong on the engine's thread."""
+
+    def forget(self, owner: str, owned: Collection[bytes], shared: Collection[bytes]) -> Forgotten: ...
+
+    def set_pinned(self, owner: str, hashes: Collection[bytes], is_pinned: bool) -> None: ...
+
+    def offload(self, hashes: Collection[bytes]) -> int: ...
+
+    def drop_all(self) -> Forgotten: ...
+
+    def place(self, block_hashes: Sequence[bytes]) -> Placement: ...
 
 
 class EngineHandle(Protocol):
-    """The engine thread (`chatkv.engine.engine.EngineThread`), or the scripted one of the tests."""
+    """The engine thread (`chatkv.engine.engine_thread.EngineThread`), or the scripted one of the tests."""
+
+    @property
+    def engine(self) -> EngineCache: ...
+
+    def run(self, work: Callable[[Any], T]) -> Future[T]:
+        """`work(engine)` on the engine's thread, between steps. Raises EngineClosedError."""
+        ...
 
     def submit(self, request: GenerationRequest, on_output: Callable[[RequestOutput], None]) -> None: ...
 
@@ -52,13 +108,26 @@ class TextSide(Protocol):
         """Prompt ids by the model's chat template, which may know the date. Raises TemplateError."""
         ...
 
-    def remember(self, prompt_token_ids: Sequence[int], text: str, sampled_ids: Sequence[int]) -> None:
-        """Keep how an answer was sampled, for a client that sends it back as text only."""
+    def remember(
+        self,
+        prompt_token_ids: Sequence[int],
+        text: str,
+        sampled_ids: Sequence[int],
+        block_hash: bytes | None = None,
+    ) -> None:
+        """Keep how an answer was sampled, for a client that sends it back as text only; as long as the block is kept
+        that is the last full one of prompt and answer."""
+        ...
+
+    def forget_answers(self) -> None:
+        """All that only this process remembers."""
         ...
 
     def answer_ids(self, sampled_ids: Sequence[int], visible_text: str) -> tuple[int, ...]:
         """The ids to keep of an answer that is seen as `visible_text`."""
         ...
+
+    def explain_miss(self, prompt_token_ids: Sequence[int], miss: Miss) -> MissReason: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
@@ -79,13 +148,28 @@ class LoadedModel:
     block_bytes: int
     engine: EngineHandle
     text: TextSide
+    fingerprint: bytes
+    """Names what its blocks mean, in every tier."""
+    hash_blocks: Callable[[Sequence[int]], Sequence[bytes]]
+    """Token ids from the start of a prompt -> the names of its full blocks."""
+    tiers: Sequence[LowerTier] = ()
+    """Below the device, fastest first. The engine closes them."""
+    on_closed: Callable[[], None] = _nothing
+    """Called once its engine has ended."""
 
     @property
     def name(self) -> str:
         return self.installed.name
 
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until what left the device is safe and what was removed is gone; False: not within the time."""
+        are_flushed = [tier.flush(timeout_s) for tier in self.tiers]
+        return all(are_flushed)
+
     def close(self) -> None:
+        """Long: what the tiers have not stored yet is made safe first."""
         self.engine.close()
+        self.on_closed()
 
 
 Loader = Callable[[InstalledModel, Callable[[float], None]], LoadedModel]

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings
+from chatkv.engine.config import BLOCK_SIZE
 from chatkv.engine.errors import InvalidRequestError
 from chatkv.engine.request import SamplingParams
+from chatkv.engine.tiers.tier import LowerTier
 
 from .keys import read_or_make_store_key
+from .kv_store import KvStore, Runs
 from .loaded import LoadedModel, Loader
 from .model_views import effective_context
+
+if TYPE_CHECKING:
+    from chatkv.engine.block_hash import BlockHasher
 
 log = logging.getLogger(__name__)
 BYTES_PER_EXPANDED_WEIGHT = 4
@@ -27,15 +35,19 @@ _SHARE_OF_IMPORT = 0.2
 """Importing torch is a noticeable part of a small model's start."""
 
 
-def make_loader(paths: Paths, settings: Settings) -> Loader:
+def make_loader(paths: Paths, settings: Settings, kv_store: KvStore) -> Loader:
     def load(installed: InstalledModel, on_progress: Callable[[float], None]) -> LoadedModel:
-        return load_model(installed, paths, settings, on_progress)
+        return load_model(installed, paths, settings, kv_store, on_progress)
 
     return load
 
 
 def load_model(
-    installed: InstalledModel, paths: Paths, settings: Settings, on_progress: Callable[[float], None]
+    installed: InstalledModel,
+    paths: Paths,
+    settings: Settings,
+    kv_store: KvStore,
+    on_progress: Callable[[float], None],
 ) -> LoadedModel:
     """
     Raises:
@@ -51,9 +63,11 @@ def load_model(
     from chatkv.engine.models.native import load_model as load_weights
     from chatkv.engine.planner import machine_memory_bytes, plan_pool
     from chatkv.engine.sampler import Sampler
+    from chatkv.engine.text.run_memory import RunMemory
 
     from .model_text import ModelText
 
+    kv_store.attaching = None
     on_progress(_SHARE_OF_IMPORT)
     torch.set_num_threads(settings.threads or num_physical_cores())
     text = ModelText(installed.path)
@@ -76,7 +90,9 @@ def load_model(
     num_tokens = min(decoder.config.vocab_size, text.vocab_size)
     runner = ModelRunner(decoder, plan.num_blocks, Sampler(num_tokens), eos_ids)
     fingerprint = CacheFingerprint.from_facts(decoder.fingerprint_facts())
-    hasher = BlockHasher(read_or_make_store_key(paths.store_key_file), fingerprint)
+    store_key = read_or_make_store_key(paths.store_key_file)
+    hasher = BlockHasher(store_key, fingerprint)
+    text.memory = RunMemory(key=runs_key(store_key), kept=Runs(kv_store, fingerprint.digest))
     config = EngineConfig(
         max_context_tokens=context_tokens,
         num_blocks=plan.num_blocks,
@@ -84,7 +100,18 @@ def load_model(
         max_num_waiting=settings.max_num_waiting,
         check_integrity=settings.check_integrity,
     )
-    engine = Engine(config, runner, hasher, text.new_stream, eos_ids)
+    tiers = lower_tiers(kv_store, settings, fingerprint.digest, decoder.layout.block_bytes, installed)
+    constants_name = f"prefill {fingerprint.digest.hex()}"
+    engine = Engine(
+        config,
+        runner,
+        hasher,
+        text.new_stream,
+        eos_ids,
+        tiers=tiers,
+        images=runner.images if tiers else None,
+        constants=kv_store.constant(constants_name),
+    )
     return LoadedModel(
         installed=installed,
         context_tokens=engine.max_context_tokens,
@@ -94,7 +121,37 @@ def load_model(
         block_bytes=decoder.layout.block_bytes,
         engine=EngineThread(engine),
         text=text,
+        fingerprint=fingerprint.digest,
+        hash_blocks=partial(hash_blocks, hasher),
+        tiers=tiers,
+        on_closed=lambda: kv_store.set_constant(constants_name, engine.planner.constants),
     )
+
+
+def lower_tiers(
+    kv_store: KvStore, settings: Settings, fingerprint: bytes, image_bytes: int, installed: InstalledModel
+) -> list[LowerTier]:
+    """Fastest first. On the CPU the pool is host memory itself: a host tier only where it was asked for."""
+    tiers: list[LowerTier] = []
+    if settings.kv_host_bytes and settings.kv_host_bytes >= image_bytes:
+        from chatkv.engine.tiers.host_tier import HostTier
+
+        tiers.append(HostTier(image_bytes, settings.kv_host_bytes))
+    disk = kv_store.tier_for(fingerprint, image_bytes, installed.name, installed.content_sha256)
+    return [*tiers, disk] if disk is not None else tiers
+
+
+def hash_blocks(hasher: BlockHasher, token_ids: Sequence[int]) -> list[bytes]:
+    """The names of the full blocks of a prompt without extra keys."""
+    hashes = [hasher.root_hash]
+    for start in range(0, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
+        hashes.append(hasher.block_hash(hashes[-1], token_ids[start : start + BLOCK_SIZE]))
+    return hashes[1:]
+
+
+def runs_key(store_key: bytes) -> bytes:
+    """Names of answers are made with a key of their own."""
+    return hashlib.blake2b(b"runs", key=store_key, digest_size=32).digest()
 
 
 def num_physical_cores() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class ModelState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
+    UNLOADED = "unloaded"
+    """Out of memory because nobody asked for long; the next request loads it again."""
 
 
 class Installed(Protocol):
@@ -77,8 +80,13 @@ class ModelManager:
         self._waiters: deque[_Waiter] = deque()
         self._num_leases = 0
         self._task: asyncio.Task[None] | None = None
-        self._is_removing = False
+        self._unloaded_name: str | None = None
+        self._used_at = time.monotonic()
+        self._is_held = False
+        """The model is being removed or unloaded: whoever wants one waits."""
         self._is_closed = False
+        self.is_unloading = False
+        """A model's engine is being closed, and what it holds made safe."""
 
     @property
     def state(self) -> ModelState:
@@ -86,7 +94,9 @@ class ModelManager:
             return ModelState.LOADING
         if self._loaded is not None:
             return ModelState.READY
-        return ModelState.FAILED if self._error else ModelState.NO_MODEL
+        if self._error:
+            return ModelState.FAILED
+        return ModelState.UNLOADED if self._unloaded_name else ModelState.NO_MODEL
 
     @property
     def loaded(self) -> LoadedModel | None:
@@ -101,7 +111,7 @@ class ModelManager:
     def status(self) -> dict[str, Any]:
         loaded = self.loaded
         return {
-            "name": self.current_name or self._failed_name,
+            "name": self.current_name or self._failed_name or self._unloaded_name,
             "state": self.state.value,
             "progress": round(self._progress, 3) if self._loading_name else float(loaded is not None),
             "error": self._error,
@@ -150,6 +160,7 @@ class ModelManager:
     def release(self) -> None:
         assert self._num_leases > 0, "a lease was released twice"
         self._num_leases -= 1
+        self._used_at = time.monotonic()
         self._pump()
 
     def is_ready(self, model_id: str | None) -> bool:
@@ -188,6 +199,21 @@ class ModelManager:
         if not future.cancelled() and future.exception() is None:
             self.release()
 
+    async def unload_if_idle(self, idle_s: float) -> None:
+        """Free the model when no request has used it for `idle_s`."""
+        is_idle = time.monotonic() - self._used_at >= idle_s
+        if self.loaded is None or self._num_leases or self._waiters or self._is_held or not is_idle:
+            return
+        log.info("nobody used the model for %.0f s: it is unloaded", idle_s)
+        self._is_held = True
+        self._unloaded_name = self.loaded.name
+        try:
+            await self._unload()
+        finally:
+            self._is_held = False
+            self._on_change()
+            self._pump()
+
     async def remove(self, name: str, is_forced: bool) -> None:
         """Delete an installed model.
 
@@ -201,13 +227,15 @@ class ModelManager:
                 raise ApiError(409, f"The model '{name}' is loaded. Remove it all the same with force.", "model_loaded")
             if self._num_leases or self._loading_name:
                 raise ApiError(409, f"The model '{name}' is at work. Stop its replies first.", "model_busy")
-        self._is_removing = True  # Whoever wants it now waits, and is told afterwards that it is gone.
+        self._is_held = True  # Whoever wants it now waits, and is told afterwards that it is gone.
         try:
             if name == self.current_name:
                 await self._unload()
             await asyncio.to_thread(self._installed.remove, name)
+            if name == self._unloaded_name:
+                self._unloaded_name = None
         finally:
-            self._is_removing = False
+            self._is_held = False
             self._on_change()
             self._pump()
 
@@ -221,7 +249,7 @@ class ModelManager:
 
     def _pump(self) -> None:
         """Serve the waiters in order, as far as it goes without harming a lease."""
-        while self._waiters and self._loading_name is None and not self._is_removing:
+        while self._waiters and self._loading_name is None and not self._is_held:
             waiter = self._waiters[0]
             if waiter.future.done():
                 self._waiters.popleft()
@@ -237,7 +265,7 @@ class ModelManager:
     def _begin_loading(self, name: str) -> None:
         self._loading_name = name
         self._progress = 0.0
-        self._error = self._failed_name = None
+        self._error = self._failed_name = self._unloaded_name = None
         self._task = asyncio.get_running_loop().create_task(self._load(name))
         self._on_change()
 
@@ -245,6 +273,7 @@ class ModelManager:
         try:
             await self._unload()
             self._loaded = await LoadThread(self._loader, self._installed.get(name), self._set_progress).wait()
+            self._used_at = time.monotonic()
             self._last_model.write(name)
             log.info("model %s is loaded", name)
         except Exception as error:
@@ -261,7 +290,11 @@ class ModelManager:
     async def _unload(self) -> None:
         if self._loaded is not None:
             model, self._loaded = self._loaded, None
-            await asyncio.to_thread(model.close)
+            self.is_unloading = True
+            try:
+                await asyncio.to_thread(model.close)
+            finally:
+                self.is_unloading = False
             del model
             gc.collect()  # Cycles would hold the old weights while the new ones are read.
             self._on_change()
@@ -280,9 +313,9 @@ class ModelManager:
         return any(model.name == name for model in self._installed.list())
 
     def _default_name(self) -> str:
-        """The loaded model, else the last used, else the setting's, else the only one there is."""
-        if self.current_name is not None:
-            return self.current_name
+        """The model that is or was loaded, else the last used, else the setting's, else the only one there is."""
+        if (name := self.current_name or self._unloaded_name) is not None:
+            return name
         names = [model.name for model in self._installed.list() if model.is_usable]
         for name in (self._last_model.read(), self._settings.model):
             if name in names:

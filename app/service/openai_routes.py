@@ -41,7 +41,7 @@ class OpenAiRoutes:
         stream = await unless_disconnected(request, self.service.generations.complete(wanted))
         if stream is None:
             return Response(status_code=499)
-        completion = Completion(stream.request.request_id, wanted, stream.model, is_unix)
+        completion = Completion(stream.request, wanted, stream.model, is_unix)
         if wanted.is_stream:
             return EventStream(self._events(stream, completion), stream.close)
         try:
@@ -72,11 +72,12 @@ class OpenAiRoutes:
                 error = ApiError(503, "Loading model", "loading_model", headers={"Retry-After": "2"})
             case ModelState.FAILED:
                 error = ApiError(503, str(self.service.models.status()["error"]), "model_load_failed")
-            case _:
-                return JsonResponse({"status": "no_model"})
+            case state:
+                return JsonResponse({"status": state.value})
         return ErrorResponse(error)
 
     async def metrics(self) -> Response:
+        await self.service.refresh()
         text, media_type = self.service.metrics.render()
         return Response(text, headers={"Content-Type": media_type})
 
@@ -108,8 +109,13 @@ class OpenAiRoutes:
         return completion.whole()
 
     def _remember(self, stream: OutputStream, completion: Completion) -> None:
-        """So that the next request, which brings these answers as text, finds their exact ids."""
+        """So that the next request, which brings these answers as text, finds their exact ids; and for `why`."""
+        self.service.requests.note(stream.model, stream.request.prompt_token_ids, completion.facts)
         for choice in completion.choices:
             self.service.text_pool.submit(
-                stream.model.text.remember, stream.request.prompt_token_ids, choice.text, tuple(choice.token_ids)
+                stream.model.text.remember,
+                stream.request.prompt_token_ids,
+                choice.text,
+                tuple(choice.token_ids),
+                choice.block_hashes[-1] if choice.block_hashes else None,
             )

@@ -142,7 +142,10 @@ def _stop_on_signals(service: Service) -> None:
 
 def _real_service(paths: Paths, settings: Settings, endpoints: Endpoints) -> Service:
     from .installed_models import InstalledModels
+    from .kv_store import KvStore
     from .model_loader import make_loader
     from .service import Service
 
-    return Service(paths, settings, InstalledModels(paths), make_loader(paths, settings), endpoints)
+    kv_store = KvStore(paths, settings)
+    loader = make_loader(paths, settings, kv_store)
+    return Service(paths, settings, InstalledModels(paths), loader, endpoints, kv_store)

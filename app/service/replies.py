@@ -14,7 +14,6 @@ from chatkv.app.errors import UserError
 from chatkv.engine.errors import EngineError
 from chatkv.engine.request import GenerationRequest, Priority
 
-from .cache_view import Footprints
 from .chat_prompt import Prompt, PromptMaker, chat_sampling
 from .chats_thread import ChatsThread
 from .errors import ApiError, to_api_error
@@ -23,7 +22,10 @@ from .generations import Generations
 from .live_reply import STATUS_OF_REASON, LiveReply
 from .model_manager import ModelManager
 from .outputs import OutputStream, new_request_id
+from .owners import Owners
 from .reply_writer import ReplyWriter
+from .reuse import RequestLog
+from .warming import Warmer
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +36,26 @@ class Replies:
     """At most one reply per chat is written at a time. Lives on the event loop."""
 
     def __init__(
-        self, chats: ChatsThread, models: ModelManager, generations: Generations, events: EventHub, text_pool: Executor
+        self,
+        chats: ChatsThread,
+        models: ModelManager,
+        generations: Generations,
+        events: EventHub,
+        prompts: PromptMaker,
+        text_pool: Executor,
+        owners: Owners,
+        warmer: Warmer,
+        requests: RequestLog,
     ):
         self._chats = chats
         self._models = models
         self._generations = generations
         self._events = events
-        self._prompts = PromptMaker(chats, models, text_pool)
+        self._prompts = prompts
         self._writer = ReplyWriter(chats, events, text_pool)
-        self.footprints = Footprints()
+        self._owners = owners
+        self._warmer = warmer
+        self._requests = requests
         self._live: dict[str, LiveReply] = {}
         self._claimed: set[str] = set()
         self._is_stopping = False
@@ -168,6 +181,7 @@ class Replies:
         if chat_id in self._live or chat_id in self._claimed:
             raise ApiError(409, "A reply is being written in this chat. Wait for it, or stop it.", "chat_busy")
         self._claimed.add(chat_id)
+        self._warmer.cancel(chat_id)
 
     def _unclaim(self, chat_id: str, prompt: Prompt | None) -> None:
         self._claimed.discard(chat_id)
@@ -211,11 +225,14 @@ class Replies:
             if refusal.status >= 500:
                 log.exception("reply %s failed", reply.message.id)
         finally:
+            self._note_reuse(reply)
             try:
                 await self._writer.finish(reply, status, error_text)
             finally:
+                await self._note_chain(reply)
+                if not self._is_stopping and status in (MessageStatus.COMPLETE, MessageStatus.LENGTH):
+                    self._warmer.after_turn(chat.id)
                 self._live.pop(chat.id, None)
-            self._note_footprint(reply)
             await self._announce(chat.id)
 
     async def _note_continued_ids(self, reply: LiveReply, prompt: Prompt) -> None:
@@ -247,6 +264,7 @@ class Replies:
                 sampling=chat_sampling(chat.settings, prompt.model, num_siblings),
                 priority=Priority.INTERACTIVE,
                 is_transient=chat.is_private,
+                owner=chat.id,
                 resume_text=reply.content,
             )
         except BaseException:
@@ -254,10 +272,15 @@ class Replies:
             raise
         return await self._generations.start(prompt.model, request)
 
-    def _note_footprint(self, reply: LiveReply) -> None:
-        if (stream := reply.stream) is not None:
-            token_ids = stream.request.prompt_token_ids + reply.new_token_ids
-            self.footprints.note(reply.chat_id, stream.model.name, token_ids)
+    def _note_reuse(self, reply: LiveReply) -> None:
+        if (stream := reply.stream) is not None and (facts := reply.prompt_facts) is not None:
+            token_ids = stream.request.prompt_token_ids
+            reply.reuse = self._requests.note(stream.model, token_ids, facts, reply.chat_id)
+
+    async def _note_chain(self, reply: LiveReply) -> None:
+        if (stream := reply.stream) is not None and reply.block_hashes:
+            num_tokens = len(stream.request.prompt_token_ids) + reply.num_new_tokens
+            await self._owners.note(reply.chat_id, stream.model.fingerprint, num_tokens, reply.block_hashes)
 
     async def _announce(self, chat_id: str) -> None:
         """The chat's line in everybody's list."""

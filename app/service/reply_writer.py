@@ -89,7 +89,7 @@ class ReplyWriter:
             return store.finish_reply(message_id, status, stats, error, ids, tokenizer_hash)
 
         try:
-            done = (await self._chats.run(close)).to_json()
+            done = reply.with_reuse((await self._chats.run(close)).to_json())
         except Exception as refusal:
             log.warning("reply %s could not be closed", message_id, exc_info=not isinstance(refusal, UserError))
             reason = to_api_error(refusal).message

@@ -7,27 +7,40 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from chatkv.app.chats.blocks import ChatChain
+from chatkv.app.chats.errors import ChatNotFoundError
+from chatkv.app.chats.records import ChatSummary
+from chatkv.app.chats.store import ChatStore
 from chatkv.app.hub.jobs import JobRunner
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings
 from chatkv.engine.errors import EngineError
 
 from .activity import Activity
+from .cache_view import MAX_CHATS, ShownChat, cache_report, short_tiers
+from .chat_prompt import PromptMaker
 from .chats_thread import ChatsThread
 from .errors import ApiError
 from .events import EventHub
+from .forks import Forks
 from .generations import Generations
 from .job_events import JobEvents
+from .kv_cache import KvCache
+from .kv_store import Hooks, KvStore
 from .last_model import LastModel
 from .loaded import LoadedModel, Loader
 from .metrics import Metrics
 from .model_manager import Installed, ModelManager, ModelState
+from .owners import Owners
 from .replies import Replies
+from .reuse import RequestLog
+from .warming import Warmer
 
 log = logging.getLogger(__name__)
 NUM_TEXT_THREADS = 2
@@ -57,8 +70,10 @@ class Service:
         installed: Installed,
         loader: Loader,
         endpoints: Endpoints,
+        kv_store: KvStore,
         keep_alive_s: float = KEEP_ALIVE_S,
     ):
+        """`loader` takes a model's disk tier from `kv_store`."""
         self.paths = paths
         self.settings = settings
         self.installed = installed
@@ -70,30 +85,53 @@ class Service:
         self.events = EventHub()
         self.text_pool = ThreadPoolExecutor(NUM_TEXT_THREADS, "text")
         self.chats = ChatsThread(paths.chats_db)
+        self.kv_store = kv_store
+        self.owners = Owners(self.chats)
         self.models = ModelManager(
             installed, loader, settings, LastModel(paths.last_model_file), on_change=self._publish_model
         )
         self.generations = Generations(self.models, self.text_pool)
-        self.replies = Replies(self.chats, self.models, self.generations, self.events, self.text_pool)
+        self.requests = RequestLog(count=lambda tier, num: self._in_pool(lambda: kv_store.count(tier, num)))
+        prompts = PromptMaker(self.chats, self.models, self.text_pool)
+        self.warmer = Warmer(self.chats, self.models, prompts, self.owners, self.text_pool)
+        self.replies = Replies(
+            self.chats,
+            self.models,
+            self.generations,
+            self.events,
+            prompts,
+            self.text_pool,
+            self.owners,
+            self.warmer,
+            self.requests,
+        )
+        self.forks = Forks(self.chats, self.models, prompts, self.owners)
+        self.cache = KvCache(kv_store, self.chats, self.models, installed, self.warmer, self.requests)
         self.jobs = JobRunner(paths, JobEvents(asyncio.get_running_loop(), self.events, self._on_pulled))
         self.metrics = Metrics(self)
         self._ticker: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
+        self._attached: LoadedModel | None = None
+        """The model that has heard of the pinned chats."""
 
     def start(self) -> None:
+        self.kv_store.start(Hooks(self.owners.on_owned, self.owners.pinned_in, self.owners.owners_id))
         self.models.start()
         self._ticker = asyncio.create_task(self._tick())
         self.spawn(self.chats.run(lambda store: store.purge_expired()))
 
     async def stop(self) -> None:
-        """Replies are closed as "stopped", requests cancelled, the model freed, the database closed; in this order."""
+        """Replies are closed as "stopped", requests cancelled, the model freed, what it held made safe, the database
+        closed; in this order."""
         if self._ticker is not None:
             self._ticker.cancel()
         await self.replies.stop_all()
         await self.generations.stop(STOP_TIMEOUT_S)
+        await self.warmer.stop()
         self.events.close()
         await asyncio.to_thread(self.jobs.close)
         await self.models.close()
+        await asyncio.to_thread(self.kv_store.close)  # Its last blocks still need the chat database.
         await self.chats.close()
         self.text_pool.shutdown(wait=False, cancel_futures=True)
 
@@ -123,19 +161,63 @@ class Service:
             "device": model.device if model else "cpu",
             "uptime_s": round(time.monotonic() - self.started_at, 1),
             "model": self.models.status(),
-            "tiers": {"device": device_tier(model)},
+            "tiers": short_tiers(model, self.kv_store),
             "num_running": stats.num_running if stats else 0,
             "num_waiting": stats.num_waiting if stats else 0,
             "batch_size": stats.batch_size if stats else 0,
             "kv_usage": round(stats.kv_usage, 4) if stats else 0.0,
             "unused_slot_share": round(stats.unused_slot_share, 4) if stats else 0.0,
             "notice": self.chats.notice,
+            "notices": self.notices,
             "settings_file": str(self.paths.settings_file),
             "log_file": str(self.paths.log_file),
         }
 
+    @property
+    def notices(self) -> list[str]:
+        """What a person should know, of the chats and of the cache."""
+        disk = short_tiers(self.models.loaded, self.kv_store)["disk"]
+        return [notice for notice in (self.chats.notice, disk["notice"]) if notice]
+
+    async def cache_report(self) -> dict[str, Any]:
+        """The answer of `/chatkv/cache`."""
+        model = self.models.loaded
+        fingerprint = model.fingerprint if model else b""
+
+        def read(store: ChatStore) -> list[tuple[ChatChain, ChatSummary]]:
+            found: list[tuple[ChatChain, ChatSummary]] = []
+            for chain in store.chains(fingerprint, MAX_CHATS):
+                with contextlib.suppress(ChatNotFoundError):
+                    found.append((chain, store.get_chat(chain.chat_id)))
+            return found
+
+        shown = [
+            ShownChat(summary, chain, self.replies.state(summary.id) != "idle" or self.warmer.is_warming(summary.id))
+            for chain, summary in (await self.chats.run(read) if model else [])
+            if not summary.in_trash
+        ]
+
+        def make() -> dict[str, Any]:
+            self.kv_store.refresh()
+            return cache_report(model, self.kv_store, shown, self.kv_store.tokens_24h(), self.cache.damaged)
+
+        return await asyncio.get_running_loop().run_in_executor(self.text_pool, make)
+
+    async def refresh(self) -> None:
+        """What `status` tells of the disk is as of now."""
+        await asyncio.to_thread(self.kv_store.refresh)
+
+    def _in_pool(self, work: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # The service ends.
+            self.text_pool.submit(work)
+
     def _publish_model(self) -> None:
         self.events.publish("model", model=self.models.status())
+        model = self.models.loaded
+        if model is not None and model is not self._attached:
+            self.spawn(self.cache.pin_all(model))
+            self.spawn(self.forks.share())
+        self._attached = model
 
     def _on_pulled(self, name: str) -> None:
         """The first model is loaded as soon as it is there, and so is one that comes in place of a broken one."""
@@ -156,22 +238,13 @@ class Service:
             if 0 < self.settings.idle_exit_s < self.activity.idle_s(self.is_working):
                 log.info("nobody used the service for %.0f s: it ends", self.settings.idle_exit_s)
                 self.stop_wanted.set()
+            if self.settings.idle_unload_s:
+                self.spawn(self.models.unload_if_idle(self.settings.idle_unload_s))
             if not self.events.num_subscribers:
                 continue
+            await self.refresh()
             status = self.status()
             changing = {name: value for name, value in status.items() if name != "uptime_s"}
             if changing != last:
                 last = changing
                 self.events.publish("status", status=status)
-
-
-def device_tier(model: LoadedModel | None) -> dict[str, int] | None:
-    if model is None:
-        return None
-    stats = model.engine.stats()
-    return {
-        "num_blocks": stats.num_blocks,
-        "num_used_blocks": stats.num_used,
-        "num_cached_blocks": stats.num_cached,
-        "block_bytes": model.block_bytes,
-    }

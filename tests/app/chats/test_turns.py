@@ -218,7 +218,7 @@ def test_json_has_the_fields_that_clients_read(store: ChatStore, talk: Talk) -> 
         "id chat_id parent_id role content status error created_at model num_tokens stats".split()
     )
     assert set(reply.to_json()["stats"]) == set(
-        "num_prompt_tokens num_cached_tokens cached_by_tier ttft_s tokens_per_s num_tokens prefill_s".split()
+        "num_prompt_tokens num_cached_tokens cached_by_tier ttft_s tokens_per_s num_tokens prefill_s chatkv".split()
     )
     summary = set(
         "id title updated_at created_at is_pinned is_private model num_messages num_tokens state in_trash".split()

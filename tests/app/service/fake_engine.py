@@ -14,27 +14,47 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from chatkv.app.errors import UserError
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.paths import Paths
+from chatkv.app.service.kv_store import KvStore
 from chatkv.app.service.loaded import LoadedModel
+from chatkv.app.service.process import run
+from chatkv.app.service.service import Endpoints, Service
 from chatkv.app.settings import Settings
-from chatkv.engine.errors import InvalidRequestError, PromptTooLongError, QueueFullError, TemplateError
+from chatkv.engine.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    TemplateError,
+)
 from chatkv.engine.metrics import EngineStats
 from chatkv.engine.request import (
     FinishReason,
     GenerationRequest,
+    LoadDecision,
+    Miss,
     Progress,
     RequestOutput,
     RequestStatus,
     TokenLogprob,
 )
 from chatkv.engine.text.messages import ChatMessage
+from chatkv.engine.text.miss import MissReason
 from chatkv.engine.text.transcript import Rendered
+
+if __package__:
+    from .fake_store import FakeCache, FakeStore, FakeTier, hash_blocks
+else:  # Run by its path.
+    sys.path.insert(0, str(Path(__file__).parent))
+    from fake_store import FakeCache, FakeStore, FakeTier, hash_blocks  # type: ignore[no-redef]
 
 USER, ASSISTANT, SYSTEM, END = 1, 2, 3, 4
 """Control tokens; every other token is the code point of a character, in bytes: ids 256 .. 511."""
@@ -74,8 +94,23 @@ class FakeText:
             return Rendered(ids[:-1], "", continued_ids=tuple(messages[-1].token_ids or ()))
         return Rendered([*ids, ASSISTANT], "")
 
-    def remember(self, prompt_token_ids: Sequence[int], text: str, sampled_ids: Sequence[int]) -> None:
+    def remember(
+        self,
+        prompt_token_ids: Sequence[int],
+        text: str,
+        sampled_ids: Sequence[int],
+        block_hash: bytes | None = None,
+    ) -> None:
         self.remembered.append(text)
+
+    def forget_answers(self) -> None:
+        self.remembered.clear()
+
+    def explain_miss(self, prompt_token_ids: Sequence[int], miss: Miss) -> MissReason:
+        before = self.decode(prompt_token_ids[: miss.position])
+        return MissReason(
+            miss.position, before, self.decode(miss.prompt_token_ids), self.decode(miss.expected_token_ids)
+        )
 
     def answer_ids(self, sampled_ids: Sequence[int], visible_text: str) -> tuple[int, ...]:
         return tuple(encode(visible_text)[: len(sampled_ids)])
@@ -98,6 +133,7 @@ class _Running:
     script: Iterator[bytes | str]
     num_left_to_read: int
     num_made: int = 0
+    made_ids: tuple[int, ...] = ()
     held: bytes = b""
     is_cancelled: bool = False
     has_queued_progress: bool = False
@@ -114,11 +150,21 @@ class FakeEngine:
     prefill_chunk: int = 1 << 30
     limits_context: bool = False
     """Answers end where prompt and answer fill the context."""
+    fingerprint: bytes = b"fingerprint"
+    tiers: Sequence[FakeTier] = ()
+    miss: Miss | None = None
+    """What every request is told."""
+    load: LoadDecision | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
+    warm_requests: list[GenerationRequest] = field(default_factory=list)
+    warm_gate: threading.Event = field(default_factory=threading.Event)
+    """Cleared: warm requests do not end by themselves."""
     step_gate: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.step_gate.set()
+        self.warm_gate.set()
+        self.engine = FakeCache(self.tiers)
         self._condition = threading.Condition()
         self._waiting: list[_Running] = []
         self._running: list[_Running] = []
@@ -137,7 +183,9 @@ class FakeEngine:
         with self._condition:
             if len(self._waiting) >= self.max_num_waiting:
                 raise QueueFullError(len(self._waiting))
-            self.requests.append(request)
+            if self._is_closed:
+                raise EngineClosedError("The engine is stopping.")
+            (self.requests if request.warm is None else self.warm_requests).append(request)
             self._waiting.append(_Running(request, on_output, script_for(request), num_tokens))
             self._condition.notify()
 
@@ -148,8 +196,13 @@ class FakeEngine:
                     running.is_cancelled = True
             self._condition.notify()
 
-    def count_cached(self, prompt_token_ids: Sequence[int]) -> int:
-        return len(prompt_token_ids) // 16 * 16
+    def run(self, work: Callable[[FakeCache], Any]) -> Future[Any]:
+        with self._condition:
+            if self._is_closed:
+                raise EngineClosedError("The engine is stopping.")
+        done: Future[Any] = Future()
+        done.set_result(work(self.engine))
+        return done
 
     def stats(self) -> EngineStats:
         with self._condition:
@@ -157,6 +210,8 @@ class FakeEngine:
         return EngineStats(
             num_running=num_running,
             num_waiting=num_waiting,
+            num_loading=0,
+            num_hit_tokens_by_tier={"device": 7 * len(self.requests)},
             batch_size=num_running,
             num_blocks=64,
             num_used=num_running,
@@ -186,6 +241,8 @@ class FakeEngine:
             self._condition.notify()
         self.step_gate.set()
         self._thread.join()
+        for tier in self.tiers:
+            tier.close()
 
     def _loop(self) -> None:
         while True:
@@ -230,6 +287,10 @@ class FakeEngine:
             self._progress(running, RequestStatus.RUNNING, None)
             return
         request = running.request
+        if request.warm is not None:
+            if self.warm_gate.is_set():
+                self._end(running, FinishReason.STOP)
+            return
         limit = request.sampling.max_tokens
         if limit is None and self.limits_context:
             limit = self.context_tokens - len(request.prompt_token_ids)
@@ -241,6 +302,7 @@ class FakeEngine:
         elif item:
             self._num_generated += request.n
             running.num_made += 1
+            running.made_ids += (BYTE + item[0],)
             running.held += item
             try:
                 text, running.held = running.held.decode(), b""
@@ -270,8 +332,17 @@ class FakeEngine:
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_cached_tokens=7,
                 cached_by_tier={"device": 7},
+                miss=self.miss,
+                load=self.load,
+                block_hashes=self._hold(running) if finish_reason else (),
             )
         )
+
+    def _hold(self, running: _Running) -> tuple[bytes, ...]:
+        request = running.request
+        hashes = hash_blocks(self.fingerprint, request.prompt_token_ids + running.made_ids)
+        self.engine.hold(request.owner, hashes, request.is_transient)
+        return tuple(hashes)
 
     def _progress(self, running: _Running, status: RequestStatus, position: int | None) -> None:
         num_tokens = len(running.request.prompt_token_ids)
@@ -290,6 +361,9 @@ class FakeEngine:
                     num_prompt_tokens=len(running.request.prompt_token_ids),
                     num_cached_tokens=7,
                     cached_by_tier={"device": 7},
+                    miss=self.miss,
+                    load=self.load,
+                    block_hashes=self._hold(running) if reason is FinishReason.STOP else (),
                 )
             )
 
@@ -350,6 +424,8 @@ class FakeModels:
         self.load_gate = threading.Event()
         self.load_gate.set()
         self.load_error: Exception | None = None
+        self.store = FakeStore()
+        self.kv_store: KvStore | None = None
 
     def list(self) -> list[InstalledModel]:
         return list(self.models.values())
@@ -369,7 +445,12 @@ class FakeModels:
         self.load_gate.wait()
         if self.load_error is not None:
             raise self.load_error
-        engine = FakeEngine(context_tokens=installed.context_tokens, **self.engine_options)
+        fingerprint = installed.name.encode()
+        store = self.kv_store.wait() if self.kv_store is not None else None
+        tiers = [store.tier_for(fingerprint, 4096, installed.name, installed.content_sha256)] if store else []
+        engine = FakeEngine(
+            context_tokens=installed.context_tokens, fingerprint=fingerprint, tiers=tiers, **self.engine_options
+        )
         self.engines.append(engine)
         return LoadedModel(
             installed=installed,
@@ -380,20 +461,20 @@ class FakeModels:
             block_bytes=4096,
             engine=engine,
             text=FakeText(),
+            fingerprint=fingerprint,
+            hash_blocks=partial(hash_blocks, fingerprint),
+            tiers=tiers,
         )
+
+    def make_service(self, paths: Paths, settings: Settings, endpoints: Endpoints, **options: Any) -> Service:
+        self.kv_store = KvStore(paths, settings, self.store.open)
+        return Service(paths, settings, self, self.load, endpoints, self.kv_store, **options)
 
 
 def main() -> int:
-    from chatkv.app.service.process import run
-    from chatkv.app.service.service import Endpoints, Service
-
     pace = os.environ.get("CHATKV_FAKE_TOKENS_PER_S")
     models = FakeModels(tokens_per_s=float(pace) if pace else None, max_num_waiting=64)
-
-    def make(paths: Paths, settings: Settings, endpoints: Endpoints) -> Service:
-        return Service(paths, settings, models, models.load, endpoints)
-
-    return run(is_detached="--detached" in sys.argv, make_service=make)
+    return run(is_detached="--detached" in sys.argv, make_service=models.make_service)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ async def running_service(models: FakeModels, keep_alive_s: float = 10.0, **sett
     made: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
 
     def make(endpoints: Endpoints) -> Service:
-        return Service(paths, configured, models, models.load, endpoints, keep_alive_s)
+        return models.make_service(paths, configured, endpoints, keep_alive_s=keep_alive_s)
 
     task = asyncio.create_task(
         run_service(make, Endpoints(str(paths.socket_path)), unix_socket, tcp_socket, policy, made.set_result)

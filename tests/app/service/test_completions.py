@@ -105,7 +105,7 @@ async def test_logprobs(running: Running) -> None:
 async def test_what_was_reused_is_told_on_request_only(running: Running) -> None:
     assert "chatkv" not in (await running.complete("say hi")).json()
     told = (await running.complete("say hi", chatkv=True)).json()["chatkv"]
-    assert told == {"cached_by_tier": {"device": 7}, "missed": None}
+    assert told == {"cached_by_tier": {"device": 7}, "load": None, "miss": None}
     assert (await running.chunks("say hi", chatkv=True))[-1]["chatkv"] == told
     body = {"messages": [{"role": "user", "content": "say hi"}]}
     answer = await running.unix.post("/v1/chat/completions", json=body, headers={"x-chatkv-debug": "1"})

@@ -496,25 +496,6 @@ async def test_half_a_surrogate_pair_and_huge_numbers_are_never_a_fault_of_the_s
     assert (await running.settled(other["id"]))["messages"][1]["content"] == "\ufffd"
 
 
-async def test_the_cache_report_is_not_disturbed_by_replies_that_end_meanwhile(
-    running: Running, monkeypatch: Any
-) -> None:
-    footprints = running.service.replies.footprints
-    for name in ("a", "b"):
-        footprints.note(name, "fake", (1, 2, 3))
-
-    def count(token_ids: Any) -> int:
-        footprints.note("c", "fake", (1,))
-        return 32
-
-    monkeypatch.setattr(running.engine, "count_cached", count)
-    chats = (await running.client.cache())["chats"]
-    assert [(chat["chat_id"], chat["num_tokens"], chat["num_device_blocks"]) for chat in chats] == [
-        ("b", 3, 2),
-        ("a", 3, 2),
-    ]
-
-
 async def test_private_chats_reach_neither_disk_nor_lasting_blocks(running: Running) -> None:
     chat = await running.client.create_chat(private=True)
     await running.client.send_turn(chat["id"], "say secret")
