@@ -17,7 +17,18 @@ from chatkv.app.hub.reports import human_bytes
 from chatkv.app.paths import Paths
 
 from .chats import ChatArgument, find_chat
-from .output import EXIT_ERROR, EXIT_OK, JsonOption, confirm, is_terminal, print_json, print_table, say, show
+from .output import (
+    EXIT_ERROR,
+    EXIT_OK,
+    JsonOption,
+    blocks_text,
+    confirm,
+    is_terminal,
+    print_json,
+    print_table,
+    say,
+    show,
+)
 from .running import with_client
 
 if TYPE_CHECKING:
@@ -84,9 +95,9 @@ def forget(chat: ChatArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(done)
         return
-    print(f"{_blocks(done['num_removed'])} removed.")
+    print(f"{blocks_text(done['num_removed'])} removed.")
     if done["num_shared"]:
-        print(f"{_blocks(done['num_shared'])} kept, because other chats share them.")
+        print(f"{blocks_text(done['num_shared'])} kept, because other chats share them.")
     _say_if_incomplete(done)
 
 
@@ -104,7 +115,7 @@ def clear(
     if as_json:
         print_json(done)
         return
-    print(f"The cache is empty: {_blocks(done['num_removed'])} removed.")
+    print(f"The cache is empty: {blocks_text(done['num_removed'])} removed.")
     _say_if_incomplete(done)
 
 
@@ -116,7 +127,7 @@ def offload(chat: ChatArgument, as_json: JsonOption = False) -> None:
         return await client.offload_chat(await find_chat(client, chat))
 
     done = _if_running(run) or {"num_offloaded": 0}
-    print_json(done) if as_json else print(f"{_blocks(done['num_offloaded'])} freed on the device.")
+    print_json(done) if as_json else print(f"{blocks_text(done['num_offloaded'])} freed on the device.")
 
 
 @app.command("prune")
@@ -126,7 +137,9 @@ def prune(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(done)
     elif done["num_slabs"]:
-        print(f"{_blocks(done['num_blocks'])} of removed models are gone: {human_bytes(done['freed_bytes'])} freed.")
+        print(
+            f"{blocks_text(done['num_blocks'])} of removed models are gone: {human_bytes(done['freed_bytes'])} freed."
+        )
     else:
         print("Nothing to remove: all that is kept belongs to installed models.")
 
@@ -143,9 +156,10 @@ def verify(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(done)
     elif done["num_damaged"]:
-        print(f"{_blocks(done['num_checked'])} read, {done['num_damaged']:,} damaged ones removed: chats compute them.")
+        damaged = f"{done['num_damaged']:,} damaged ones removed: their chats compute them again"
+        print(f"{blocks_text(done['num_checked'])} read, {damaged}.")
     else:
-        print(f"{_blocks(done['num_checked'])} read, all sound.")
+        print(f"{blocks_text(done['num_checked'])} read, all sound.")
     raise typer.Exit(EXIT_ERROR if done["num_damaged"] else EXIT_OK)
 
 
@@ -192,10 +206,6 @@ async def _draw_verify(events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
 def _say_if_incomplete(done: dict[str, Any]) -> None:
     if not done["is_complete"]:
         say("The disk has not answered in time: what is left there is removed when it does.")
-
-
-def _blocks(count: int) -> str:
-    return f"{count:,} block{'' if count == 1 else 's'}"
 
 
 def _if_running(use: Callable[[Client], Awaitable[Result]]) -> Result | None:

@@ -16,10 +16,10 @@ from chatkv.app.tui.render import format
 from chatkv.app.tui.render.kv_bar import kv_bar
 from chatkv.app.tui.render.palette import Glyphs
 
-from .output import human_age
+from .output import blocks_text, human_age
 
 GAUGE_CELLS = 16
-BAR_CELLS = 16
+WIDE_CELLS, WIDE_BAR_CELLS, NARROW_BAR_CELLS = 96, 16, 10
 ID_CHARACTERS = 8
 _NAME_CELLS = 12
 _GLYPHS = Glyphs()
@@ -52,7 +52,7 @@ def _status_lines(report: CacheReport, directory: str, cache: Mapping[str, Any])
     for slab in cache["tiers"]["disk"].get("slabs") or ():
         age = human_age(time.time() - slab["last_used_at"])
         used = "in use now" if age == "now" else f"last used {age} ago"
-        yield "", Text(f"{slab['model']}: {slab['num_blocks']:,} blocks, {human_bytes(slab['bytes'])}, {used}")
+        yield "", Text(f"{slab['model']}: {blocks_text(slab['num_blocks'])}, {human_bytes(slab['bytes'])}, {used}")
     if report.disk.notice:
         yield "notice", Text(report.disk.notice)
 
@@ -65,9 +65,10 @@ def _disk_line(report: CacheReport) -> Text:
 
 def _tier_line(tier: str, use: TierUse, report: CacheReport) -> Text:
     full = min(GAUGE_CELLS, max(int(use.used_bytes > 0), round(GAUGE_CELLS * use.share)))
-    text = Text(_GLYPHS.of_tier(tier) * full, _STYLES[tier])
+    text = Text().append(_GLYPHS.of_tier(tier) * full, _STYLES[tier])
     text.append(_GLYPHS.rule * (GAUGE_CELLS - full), "bright_black")
-    text.append(f"  {human_bytes(use.used_bytes)} of {human_bytes(use.limit_bytes)}, {use.num_blocks:,} blocks")
+    num_blocks = use.used_bytes // report.block_bytes if tier == "device" else use.num_blocks  # The pool is its size.
+    text.append(f"  {human_bytes(use.used_bytes)} of {human_bytes(use.limit_bytes)}, {blocks_text(num_blocks)}")
     if report.num_asked_tokens_24h:
         text.append(f", {_share(use.hit_tokens_24h, report)} of the prompt tokens of 24 hours")
     return text
@@ -80,7 +81,7 @@ def _share(num_tokens: int, report: CacheReport) -> str:
 def _written(disk: DiskUse) -> str:
     parts = [f"{human_bytes(disk.written_today_bytes)} today"]
     if disk.num_queued:
-        parts.append(f"{disk.num_queued:,} blocks waiting")
+        parts.append(f"{blocks_text(disk.num_queued)} waiting")
     if disk.read_bytes_per_s:
         parts.append(f"reads at {human_bytes(disk.read_bytes_per_s)}/s")
     return ", ".join(parts)
@@ -88,43 +89,45 @@ def _written(disk: DiskUse) -> str:
 
 def print_chats(report: CacheReport) -> None:
     """The table on a terminal: where each chat's blocks lie, first to last."""
+    console = Console()
+    bar_cells = WIDE_BAR_CELLS if console.width >= WIDE_CELLS else NARROW_BAR_CELLS
     table = Table(box=None, pad_edge=False)
     table.add_column("id", no_wrap=True)
-    table.add_column("chat", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("tokens", justify="right", no_wrap=True)
-    table.add_column("blocks, first to last", no_wrap=True)
-    table.add_column("resume", justify="right", no_wrap=True)
-    table.add_column("else", justify="right", no_wrap=True)
-    table.add_column("used", justify="right", no_wrap=True)
+    table.add_column("chat", min_width=8)  # The one that gives way.
+    for name in ("tokens", "resume", "compute", "used"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("blocks", no_wrap=True)
     table.add_column("", no_wrap=True)
     for chain in report.chains:
         table.add_row(
             chain.chat_id[:ID_CHARACTERS],
-            Text(chain.title),
+            Text(chain.title, no_wrap=True, overflow="ellipsis"),
             f"{chain.num_tokens:,}",
-            _bar(chain),
             _seconds(chain.resume_s),
             _seconds(chain.compute_s),
             human_age(time.time() - chain.last_used_at),
-            ", ".join(_notes(chain, report)),
+            _bar(chain, bar_cells),
+            ", ".join(_notes(chain)),
         )
-    console = Console()
     console.print(table)
     console.print(_legend())
     for head in report.shared:
         console.print(Text(_shared(head)), soft_wrap=True)
+    for chain in report.chains:
+        if chain.chat_id == report.evicts_next:
+            console.print(Text(f"Evicted next: {chain.title}"), soft_wrap=True)
 
 
 def chat_fields(chain: Chain, report: CacheReport) -> tuple[str, ...]:
     """The same for a pipe: blocks in each tier and missing, seconds, notes."""
     counts = (str(chain.num_by_tier.get(tier, 0)) for tier in (*TIERS, "missing"))
     times = ("" if value is None else f"{value:.3f}" for value in (chain.resume_s, chain.compute_s))
-    notes = ", ".join(_notes(chain, report))
+    notes = ", ".join([*_notes(chain), *(["evicted next"] if chain.chat_id == report.evicts_next else [])])
     return (chain.chat_id, chain.title, str(chain.num_tokens), *counts, *times, notes)
 
 
-def _bar(chain: Chain) -> Text:
-    num_cells = min(BAR_CELLS, sum(chain.num_by_tier.values()))
+def _bar(chain: Chain, most_cells: int) -> Text:
+    num_cells = min(most_cells, sum(chain.num_by_tier.values()))
     return Text.assemble(*((text, _STYLES[tier]) for text, tier in kv_bar(chain.runs, num_cells, _GLYPHS)))
 
 
@@ -140,13 +143,12 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else format.duration(value)
 
 
-def _notes(chain: Chain, report: CacheReport) -> list[str]:
+def _notes(chain: Chain) -> list[str]:
     flags = {
         "running": chain.is_running,
         "pinned": chain.is_pinned,
         "private": chain.is_private,
         f"{chain.num_damaged} damaged": chain.num_damaged > 0,
-        "evicted next": report.evicts_next == chain.chat_id,
     }
     return [word for word, is_set in flags.items() if is_set]
 

@@ -238,20 +238,21 @@ def test_json_is_what_the_service_said(client: ScriptedClient, tmp_path: Path) -
 
 def test_chats_on_a_terminal_show_where_the_blocks_lie(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "is_terminal", lambda: True)
-    head, first, second, legend, shared = _lines("chats")
-    assert head.split() == ["id", "chat", "tokens", "blocks,", "first", "to", "last", "resume", "else", "used"]
+    head, first, second, legend, shared, evicted = _lines("chats")
+    assert head.split() == ["id", "chat", "tokens", "resume", "compute", "used", "blocks"]
     assert "███████" in first
     assert "░░░░░░" in first
     assert first.index("█") < first.index("░") < first.index("·")
     assert first.split()[0] == "1" * 8
-    assert [word in first for word in ("3,098", "0.42 s", "3.6 s", "2h", "evicted next")] == [True] * 5
+    assert [word in first for word in ("3,098", "0.42 s", "3.6 s", "2h")] == [True] * 4
     assert "▓" in second
     assert "running, pinned" in second
     assert legend == "█ device  ▓ host  ░ disk  · missing"
     assert shared == "2 chats share 412 tokens, kept once: You plan trips"
+    assert evicted == "Evicted next: chat 1"
 
 
-@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("columns", [80, 72])
 def test_the_table_of_chats_fits_a_narrow_terminal(
     client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
@@ -259,7 +260,11 @@ def test_the_table_of_chats_fits_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     client.report["chats"][0]["title"] = "a title that is much too long for any terminal " * 3
     client.report["shared"] = []
-    assert max(map(len, _lines("chats"))) <= columns
+    client.report["evicts_next"] = None
+    head, first, *rest = _lines("chats")
+    assert max(map(len, (head, first, *rest))) <= columns
+    fields = ("1" * 8, "a title", "…", "3,098", "0.42 s", "3.6 s", "2h", "█", "·")
+    assert [word for word in fields if word not in first] == []
 
 
 def test_chats_in_a_pipe_are_lines_of_fields(client: ScriptedClient) -> None:
@@ -311,7 +316,10 @@ def test_verify_ends_with_a_code_that_scripts_can_use(client: ScriptedClient) ->
     assert _lines("verify") == ["250 blocks read, all sound."]
     client.num_damaged = 2
     done = _run("verify")
-    assert (done.exit_code, done.stdout) == (1, "250 blocks read, 2 damaged ones removed: chats compute them.\n")
+    assert (done.exit_code, done.stdout) == (
+        1,
+        "250 blocks read, 2 damaged ones removed: their chats compute them again.\n",
+    )
 
 
 def test_why_shows_both_texts(client: ScriptedClient) -> None:
