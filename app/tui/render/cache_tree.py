@@ -3,60 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..cache_records import CacheReport, Chain, SharedHead
 from .chain_row import ChainRow
 from .kv_bar import first_blocks, skip_blocks
 from .palette import Glyphs
 
-SORTS: dict[str, Callable[[Chain], float]] = {
+Order = Callable[[Chain], float]
+MIN_MEMBERS = 2
+"""Fewer share nothing."""
+MAX_DEPTH = 8
+"""Heads in one another that are drawn; chains of deeper ones stand under the last of these."""
+SORTS: dict[str, Order] = {
     "last use": lambda chain: -chain.last_used_at,
     "tokens": lambda chain: -chain.num_tokens,
     "time saved": lambda chain: (chain.resume_s or 0.0) - (chain.compute_s or 0.0),
 }
 
 
-@dataclass(frozen=True)
-class _Node:
-    head: SharedHead
-    chains: tuple[Chain, ...]
-    """All below, also those under a longer head."""
+@dataclass
+class _Branch:
+    """A head, or the top of the tree where `head` is None, with what stands below it."""
+
+    head: SharedHead | None = None
+    num_drawn: int = 0
+    """Blocks that stand above it already."""
+    heads: list[_Branch] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
+
+    def all_chains(self) -> list[Chain]:
+        return [*self.chains, *(chain for branch in self.heads for chain in branch.all_chains())]
+
+    @property
+    def num_blocks(self) -> int:
+        return self.head.num_blocks if self.head else 0
 
 
 def chain_rows(report: CacheReport, sort: str, now: float, glyphs: Glyphs) -> list[ChainRow]:
     """One row a chain, in the order of `sort` (a key of `SORTS`); each head above its chains."""
-    order = SORTS[sort]
-    nodes = []
-    for head in report.shared:
-        chains = tuple(chain for chain in report.chains if chain.chat_id in head.chat_ids)
-        if len(chains) > 1:
-            nodes.append(_Node(head, chains))
     longest = max((sum(count for _, count in chain.runs) for chain in report.chains), default=0)
-    rows = _level(report.chains, nodes, 0, order)
-    return [replace(row.stamped(now), longest=longest) for row in _drawn(rows, "", glyphs, is_top=True)]
+    level = _level(_tree(report), SORTS[sort])
+    return [replace(row.stamped(now), longest=longest) for row in _drawn(level, "", glyphs, is_top=True)]
+
+
+def _tree(report: CacheReport) -> _Branch:
+    """Each chain under the longest head that it begins with, each head under the next shorter one of its chains."""
+    top = _Branch()
+    by_chat = {chain.chat_id: [top] for chain in report.chains}
+    for head in sorted(report.shared, key=lambda head: head.num_blocks):
+        members = [chat_id for chat_id in head.chat_ids if chat_id in by_chat]
+        if len(members) < MIN_MEMBERS or len(by_chat[members[0]]) > MAX_DEPTH:
+            continue
+        above = by_chat[members[0]][-1]
+        branch = _Branch(head, above.num_blocks)
+        above.heads.append(branch)
+        for chat_id in members:
+            by_chat[chat_id].append(branch)
+    for chain in report.chains:
+        by_chat[chain.chat_id][-1].chains.append(chain)
+    return top
 
 
 Level = list[tuple[ChainRow, "Level"]]
 """Rows, each with those below it."""
 
 
-def _level(chains: Sequence[Chain], nodes: Sequence[_Node], num_drawn: int, order: Callable[[Chain], float]) -> Level:
-    """The widest heads among `chains`, and the chains that are in none; `num_drawn` blocks stand above already."""
+def _level(branch: _Branch, order: Order) -> Level:
     level: list[tuple[float, ChainRow, Level]] = []
-    rest, left = list(chains), sorted(nodes, key=lambda node: (node.head.num_blocks, -len(node.chains)))
-    while left:
-        node, *left = left
-        ids = {chain.chat_id for chain in node.chains}
-        inside = [other for other in left if ids >= {chain.chat_id for chain in other.chains}]
-        left = [other for other in left if other not in inside]
-        members = [chain for chain in rest if chain.chat_id in ids]
-        if len(members) < 2:  # Chats of two heads that do not lie in one another: drawn under the first.
-            continue
-        rest = [chain for chain in rest if chain.chat_id not in ids]
-        below = _level(members, inside, node.head.num_blocks, order)
-        level.append((min(map(order, members)), _head_row(node.head, members, num_drawn), below))
-    level += [(order(chain), _chain_row(chain, num_drawn), []) for chain in rest]
+    for below in branch.heads:
+        chains = below.all_chains()
+        level.append((min(map(order, chains)), _head_row(below, chains), _level(below, order)))
+    level += [(order(chain), _chain_row(chain, branch.num_blocks), []) for chain in branch.chains]
     level.sort(key=lambda entry: entry[0])
     return [(row, below) for _, row, below in level]
 
@@ -73,16 +91,15 @@ def _drawn(level: Level, prefix: str, glyphs: Glyphs, *, is_top: bool = False) -
         yield from _drawn(below, deeper, glyphs)
 
 
-def _head_row(head: SharedHead, members: Sequence[Chain], num_drawn: int) -> ChainRow:
-    runs = skip_blocks(first_blocks(members[0].runs, head.num_blocks), num_drawn)
-    is_running = any(chain.is_running for chain in members)
+def _head_row(branch: _Branch, chains: Sequence[Chain]) -> ChainRow:
+    assert branch.head is not None
     return ChainRow(
-        head.label,
-        head.num_tokens,
-        runs,
-        num_chats=len(members),
-        last_used_at=max(chain.last_used_at for chain in members),
-        is_running=is_running,
+        branch.head.label,
+        branch.head.num_tokens,
+        skip_blocks(first_blocks(chains[0].runs, branch.head.num_blocks), branch.num_drawn),
+        num_chats=len(chains),
+        last_used_at=max(chain.last_used_at for chain in chains),
+        is_running=any(chain.is_running for chain in chains),
     )
 
 

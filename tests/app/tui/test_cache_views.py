@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from chatkv.app.tui.cache_records import CacheReport, Miss
 from chatkv.app.tui.json_fields import mapping
 from chatkv.app.tui.records import ReplyStats
-from chatkv.app.tui.render.cache_tree import SORTS, chain_rows
+from chatkv.app.tui.render.cache_tree import MAX_DEPTH, SORTS, chain_rows
 from chatkv.app.tui.render.chain_row import columns, titles
 from chatkv.app.tui.render.chat_rows import kept_rows
 from chatkv.app.tui.render.forgotten import cached_gone
@@ -94,7 +94,8 @@ def test_many_heads_in_one_another_still_leave_room_for_the_names():
     chats = [chain(str(number), f"chat {number}", ("device", 100)) for number in range(30)]
     heads = [head(number + 1, f"head {number}", *map(str, range(number, 30))) for number in range(29)]
     rows = chain_rows(report(*chats, shared=heads), "last use", 100.0, Glyphs())
-    assert len(rows) == 59
+    assert [row.num_chats for row in rows if row.chat_id is None] == list(range(30, 30 - MAX_DEPTH, -1))
+    assert len({row.chat_id for row in rows}) == 31
     for row in rows:
         assert cell_len(drawn(row.runs(74, Palette()))) == 74
 
