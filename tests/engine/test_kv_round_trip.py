@@ -36,13 +36,13 @@ def check_round_trip(model: Decoder, damage: Callable[[KVBlocks], None] | None =
     source, target = runner_of(model, num_blocks=40), runner_of(model, num_blocks=40)
     (whole,) = logits_of(source, sequence(ids, 0, SOURCE_BLOCKS))
     num_hit_blocks = NUM_HIT_TOKENS // 16
-    images = [bytes(source.pool[block].numpy().data) for block in SOURCE_BLOCKS[:num_hit_blocks]]
-    assert {len(image) for image in images} == {model.layout.block_bytes}
+    images = [bytes(source.images.read(block)) for block in SOURCE_BLOCKS[:num_hit_blocks]]
+    assert {len(image) for image in images} == {model.layout.block_bytes, source.images.image_bytes}
     stored = torch.frombuffer(bytearray(b"".join(images)), dtype=torch.uint8).view(num_hit_blocks, -1)
     if damage:
         damage(model.layout.views(stored))
     for block, image in zip(TARGET_BLOCKS, stored, strict=False):
-        target.pool[block] = image
+        target.images.write(block, image.numpy().data)
     (rest,) = logits_of(target, sequence(ids[NUM_HIT_TOKENS:], NUM_HIT_TOKENS, TARGET_BLOCKS))
     assert rest.isfinite().all()
     assert torch.equal(rest, whole[NUM_HIT_TOKENS:])

@@ -1,4 +1,4 @@
-"""Whatever changes a stored number's meaning changes the fingerprint, and with it every block's name; only that does."""
+"""Whatever changes what a stored number means changes the fingerprint, and so every block's name; nothing else does."""
 
 from __future__ import annotations
 
