@@ -195,6 +195,7 @@ class Engine:
         engine started, and those of the names `owned`. Blocks that others hold too, here or by the names `shared`,
         stay, with all before them. Requests of the owner that still run end first."""
         self._cancel_all_of(owner)
+        self.tiers.set_pinned(owner, (), is_pinned=False)
         nodes = [node for node in self.kv.tree.nodes() if owner in node.owners] + self._named(owned)
         return self._forgetting().forget(nodes, owner, shared)
 

@@ -56,6 +56,7 @@ class Pins:
                 assert node in in_tree, "a pinned node has left the tree"
         for node in in_tree:
             assert all(node in self._pinned[owner] for owner in node.pinned_by)
+            assert all(owner in node.pinned_by for owner in node.owners if owner in self._pinned)
 
     def _pin(self, owner: str, node: BlockNode) -> None:
         if owner in node.pinned_by:

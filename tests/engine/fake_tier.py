@@ -20,6 +20,7 @@ class FakeJob:
         self.copies = list(copies)
         self.num_delivered = 0
         self.num_taken = 0
+        self.delivered: list[bytearray] = []
         self.is_cancelled = False
         self.is_failed = False
         self.buffers: list[bytearray] = []
@@ -37,6 +38,7 @@ class FakeJob:
             if self.copies[self.num_delivered].state is not CopyState.STORED:
                 self.fail()
                 return
+            self.delivered.append(bytearray(self.tier.image_of(self.copies[self.num_delivered])))
             self.num_delivered += 1
             if self.is_over:
                 self._let_go()
@@ -52,13 +54,11 @@ class FakeJob:
     def take(self) -> list[memoryview]:
         if self.is_cancelled:
             return []
-        taken = []
-        for copy in self.copies[self.num_taken : self.num_delivered]:
-            self.buffers.append(bytearray(self.tier.image_of(copy)))
-            taken.append(memoryview(self.buffers[-1]))
-        self.num_taken = self.num_delivered
+        taken, self.delivered = self.delivered, []
+        self.buffers += taken
+        self.num_taken += len(taken)
         self.tier.num_loaded += len(taken)
-        return taken
+        return [memoryview(image) for image in taken]
 
     def release(self, image: memoryview) -> None:
         buffer = image.obj
@@ -234,11 +234,11 @@ class FakeTier:
             chance = random.random()
             if chance < 0.05:
                 job.fail()
-            elif chance < 0.7:
+            elif chance < 0.5:
                 job.deliver(random.randrange(1, 4))
-        if random.random() < 0.1 and self.evictable:
+        if random.random() < 0.05 and self.evictable:
             self.lose(random.choice(self.evictable))
-        if random.random() < 0.02 and self.images:
+        if random.random() < 0.01 and self.images:
             self.lose(random.choice(list(self.images)))
         self.is_refusing = random.random() < 0.1
 
@@ -253,11 +253,16 @@ class FakeTier:
     def _lose(self, copy: TierCopy, is_reported: bool) -> None:
         if copy.state is CopyState.GONE:
             return
-        for child in [other for other in self.images if other.parent is copy]:
-            self._lose(child, is_reported)
         copy.state = CopyState.GONE
         if copy.parent is not None:
             copy.parent.num_children -= 1
         del self.images[copy]
         if is_reported:
             self._events.append(copy)
+        for child in [other for other in self.images if other.parent is copy]:
+            self._lose(child, is_reported)
+
+    @property
+    def unreported(self) -> list[TierCopy]:
+        """What the next `poll` will give."""
+        return list(self._events)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from integer_runner import EOS_ID, VOCAB_SIZE, IntegerRunner, naive_answer, new_hasher
+from integer_runner import EOS_ID, VOCAB_SIZE, IntegerImages, IntegerRunner, naive_answer, new_hasher
 
 from chatkv.engine.block_hash import BlockHasher
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
 from chatkv.engine.errors import QueueFullError
 from chatkv.engine.request import FinishReason, GenerationRequest, Priority, RequestOutput, SamplingParams
+from chatkv.engine.tiers.tier import LowerTier
 
 MAX_CONTEXT_TOKENS = 160
 
@@ -26,7 +28,12 @@ class Answer:
 class Fuzz:
     """Steps an engine whose pool is far too small for what it is asked, and checks everything after each step."""
 
-    def __init__(self, seed: int, num_blocks: int = 14, hasher: BlockHasher | None = None) -> None:
+    num_remembered = 12
+    """Prompts that others begin with."""
+
+    def __init__(
+        self, seed: int, num_blocks: int = 14, hasher: BlockHasher | None = None, tiers: Sequence[LowerTier] = ()
+    ) -> None:
         self.random = Random(seed)
         self.runner = IntegerRunner(num_blocks)
         config = EngineConfig(
@@ -47,6 +54,8 @@ class Fuzz:
             frozenset({EOS_ID}),
             poison=self.runner.poison,
             clock=self._clock,
+            tiers=tiers,
+            images=IntegerImages(self.runner),
         )
         self.requests: dict[str, GenerationRequest] = {}
         self.answers: dict[str, dict[int, Answer]] = {}
@@ -61,11 +70,9 @@ class Fuzz:
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self._act()
-            self._take(self.engine.step())
-            self.num_steps += 1
+            self._step()
         while self.engine.has_unfinished:
-            self._take(self.engine.step())
-            self.num_steps += 1
+            self._step()
         stats = self.engine.stats()
         assert stats.num_used == stats.num_running == stats.num_waiting == 0
         assert not self.answers, "a choice never got its last output"
@@ -74,6 +81,10 @@ class Fuzz:
         assert not outputs._reported, "a progress report outlives its request"
         self.seen["preempted"] = stats.num_preemptions
         self.seen["hit"] = stats.num_prefix_hit_tokens
+
+    def _step(self) -> None:
+        self._take(self.engine.step())
+        self.num_steps += 1
 
     def _act(self) -> None:
         random = self.random
@@ -87,8 +98,19 @@ class Fuzz:
                 self._cancel(request_id)
 
     def _submit(self) -> None:
+        request = self._new_request()
+        self.seen["submitted"] += 1
+        try:
+            self.engine.add_request(request)
+        except QueueFullError:
+            self.seen["refused"] += 1
+            return
+        self.requests[request.request_id] = request
+        self.answers[request.request_id] = {choice: Answer() for choice in range(request.n)}
+
+    def _new_request(self) -> GenerationRequest:
         random = self.random
-        request = GenerationRequest(
+        return GenerationRequest(
             request_id=f"r{self.seen['submitted']}",
             prompt_token_ids=self._prompt(),
             sampling=SamplingParams(
@@ -102,14 +124,6 @@ class Fuzz:
             priority=random.choice(list(Priority)),
             cache_salt=random.choice((b"", b"", b"", b"salt")),
         )
-        self.seen["submitted"] += 1
-        try:
-            self.engine.add_request(request)
-        except QueueFullError:
-            self.seen["refused"] += 1
-            return
-        self.requests[request.request_id] = request
-        self.answers[request.request_id] = {choice: Answer() for choice in range(request.n)}
 
     def _prompt(self) -> tuple[int, ...]:
         """New, or an old conversation that goes on or branches off, often at a block's edge."""
@@ -117,11 +131,11 @@ class Fuzz:
         length = random.choice((1, 3, 15, 16, 17, 31, 32, 33, 48, 70, 100, MAX_CONTEXT_TOKENS - 1))
         head: tuple[int, ...] = ()
         if self.old_prompts and random.random() < 0.8:
-            head = random.choice(self.old_prompts[-12:])
+            head = random.choice(self.old_prompts[-self.num_remembered :])
             head = head[: random.choice((len(head), len(head), 16, 32, random.randrange(len(head) + 1)))]
         fresh = random.choice((0, 1, length)) if head else length
         prompt = (head + tuple(random.randrange(VOCAB_SIZE) for _ in range(fresh)))[: MAX_CONTEXT_TOKENS - 1]
-        self.old_prompts.append(prompt or (1,))
+        self._remember(prompt or (1,))
         return prompt or (1,)
 
     def _cancel(self, request_id: str) -> None:
@@ -146,7 +160,11 @@ class Fuzz:
             if not answers:
                 request = self.requests.pop(output.request_id)
                 del self.answers[output.request_id]
-                self.old_prompts.append((request.prompt_token_ids + tuple(answer.token_ids))[: MAX_CONTEXT_TOKENS - 1])
+                self._remember((request.prompt_token_ids + tuple(answer.token_ids))[: MAX_CONTEXT_TOKENS - 1])
+
+    def _remember(self, token_ids: tuple[int, ...]) -> None:
+        """Another prompt may begin with them."""
+        self.old_prompts.append(token_ids)
 
     def _compare(self, request: GenerationRequest, choice: int, answer: Answer) -> None:
         expected, reason = naive_answer(request.prompt_token_ids, request.sampling, choice, MAX_CONTEXT_TOKENS)

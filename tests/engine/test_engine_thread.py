@@ -327,7 +327,7 @@ def test_forgetting_through_the_thread_delivers_the_last_output_of_what_it_ends(
 def test_the_thread_sleeps_while_only_a_load_is_pending_and_wakes_when_something_has_come() -> None:
     tier = stored_chat()
     tier.is_prompt = False
-    with running(tier=tier) as (thread, runner):
+    with running(tier=tier) as (thread, _):
         inbox = Inbox()
         thread.submit(request("a", 100), inbox)
         inbox.until(lambda outputs: bool(outputs))
