@@ -54,7 +54,7 @@ def plan_pool(
         raise PoolTooSmallError(
             f"The KV cache is set to {_size(pool_bytes)}, but one context of {max_context_tokens} tokens takes "
             f"{_size(needed_bytes)}. Raise the cache size, or set a context of at most "
-            f"{pool_bytes // block_bytes * BLOCK_SIZE} tokens."
+            f"{pool_bytes // block_bytes * BLOCK_SIZE} tokens.{_hint(layout)}"
         )
     free_bytes = max(0, memory_bytes - weight_bytes)
     if needed_bytes > free_bytes:
@@ -62,16 +62,22 @@ def plan_pool(
             f"One context of {max_context_tokens} tokens takes {_size(needed_bytes)}, but beside the weights "
             f"({_size(weight_bytes)}) only {_size(free_bytes)} of this machine's {_size(memory_bytes)} remain. "
             f"Set a context of at most {free_bytes // block_bytes * BLOCK_SIZE} tokens, or choose a smaller model."
+            f"{_hint(layout)}"
         )
     num_blocks = max(context_blocks, min(wanted_bytes, free_bytes) // block_bytes)
     origin = "25 % of memory, at most 4 GiB" if pool_bytes is None else "as set"
     if num_blocks == context_blocks:
         origin = "one context"
+    width = " in 8 bits" if layout.is_quantised else ""
     explanation = (
-        f"KV cache: {num_blocks} blocks of {BLOCK_SIZE} tokens, {_size(num_blocks * block_bytes)} ({origin}), "
+        f"KV cache: {num_blocks} blocks of {BLOCK_SIZE} tokens{width}, {_size(num_blocks * block_bytes)} ({origin}), "
         f"room for {num_blocks * BLOCK_SIZE} tokens or {num_blocks // context_blocks} full contexts."
     )
     return PoolPlan(num_blocks, block_bytes, max_context_tokens, explanation)
+
+
+def _hint(layout: KVLayout) -> str:
+    return "" if layout.is_quantised else ' With kv_dtype = "int8" a token takes little more than a quarter.'
 
 
 def cpu_weight_bytes(config: ModelConfig) -> int:

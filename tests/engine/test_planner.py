@@ -35,6 +35,13 @@ def test_8_bits_give_nearly_four_times_the_context() -> None:
     ]
     assert plans[1].num_blocks // plans[0].num_blocks == 3
     assert plans[1].pool_bytes <= GIB
+    assert "in 8 bits" in plans[1].explanation
+    small = {"weight_bytes": 0, "memory_bytes": 64 * GIB, "pool_bytes": 10 << 20}
+    with pytest.raises(PoolTooSmallError, match="int8"):
+        plan_pool(DEFAULT, 2048, **small)
+    with pytest.raises(PoolTooSmallError) as refusal:
+        plan_pool(DEFAULT_INT8, 2048, **small)
+    assert "int8" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])

@@ -40,9 +40,14 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def model(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+def folder(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("native")
     write_weights(open_source(default_gguf), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Decoder:
     return load_model(folder)
 
 
@@ -122,8 +127,12 @@ def test_logits_of_a_600_token_prompt_equal_transformers(
     assert (found - expected).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_every_way_to_compute_a_prompt_gives_the_same_bits(model: Decoder, threads: int) -> None:
+@pytest.mark.parametrize(("threads", "kv_dtype"), [(1, "fp32"), (2, "fp32"), (2, "int8")])
+def test_every_way_to_compute_a_prompt_gives_the_same_bits(
+    model: Decoder, folder: Path, threads: int, kv_dtype: str
+) -> None:
+    if kv_dtype == "int8":
+        model = load_model(folder, kv_dtype=kv_dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
