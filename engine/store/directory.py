@@ -154,7 +154,7 @@ class DiskStore:
                 tier.shrink(lack)
         if self.space.lack_bytes(0, 0):
             with self.space.lock:
-                self.index.database.give_back_free_pages()
+                self.index.database.rewrite()
 
     # Forget, prune, clear, verify
 
@@ -182,7 +182,7 @@ class DiskStore:
             before = self.space.used_bytes()
             removed = self._closed_slabs.remove(lambda row: row.content_sha256 not in installed_sha256)
             num_files = self._parts.folder.sweep()
-            self.index.database.give_back_free_pages()
+            self.index.database.rewrite()
             freed_bytes = max(0, before - self.space.used_bytes())
         return PruneResult(len(removed), sum(removed), num_files, freed_bytes)
 
@@ -197,7 +197,7 @@ class DiskStore:
                 slab.erase((), is_forgotten=True)
             self._answers.drop_unsaved()
             self._parts.folder.sweep()
-            self.index.database.give_back_free_pages()
+            self.index.database.rewrite()
         return num_blocks
 
     def verify(self, on_progress: Callable[[int, int], None], is_cancelled: Callable[[], bool]) -> VerifyResult:

@@ -45,7 +45,6 @@ INDEX_RESERVE_BYTES = _WAL_BYTES + growth_pages(CHUNK_ROWS) * PAGE_BYTES + _META
 
 _PRAGMAS = (
     f"page_size = {PAGE_BYTES}",
-    "auto_vacuum = incremental",
     "locking_mode = exclusive",
     "journal_mode = wal",
     "secure_delete = on",
@@ -93,12 +92,9 @@ class IndexDatabase:
         is_new = not path.exists()
         _make_private_file(path)
         with _translated():
-            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+            connection = _connect(path)
         database = cls(path, files, connection)
         try:
-            with _translated():
-                for pragma in _PRAGMAS:
-                    connection.execute(f"pragma {pragma}").fetchall()
             if is_new:
                 database._create(key_id)
             else:
@@ -184,13 +180,29 @@ class IndexDatabase:
             raise OSError(errno.EBUSY, "another connection holds the index")
         self._files.note_commit(self.path)
 
-    def give_back_free_pages(self) -> None:
-        """Shrink the file by the pages that no row uses."""
-        with self.lock:
-            while self.value("pragma freelist_count"):
-                with self.transaction(is_durable=False) as sql:
-                    sql.execute(f"pragma incremental_vacuum({2 * CHUNK_ROWS})").fetchall()
+    def rewrite(self) -> None:
+        """A new file in place of the old one, without unused pages, and without what deleted rows leave behind: for all
+        its secure_delete, SQLite keeps stale copies of rows in the gaps of pages that it has rebalanced.
+
+        For a moment there are two files. Raises BrokenIndexError, OSError: the old one stays."""
+        with self.lock, _translated():
             self.checkpoint()
+            fresh = self.path.with_name(self.path.name + ".new")
+            try:
+                fresh.unlink(missing_ok=True)
+                _make_private_file(fresh)
+                self._connection.execute("vacuum into ?", [str(fresh)])
+                _sync(fresh)
+                self._connection.close()
+                try:
+                    os.replace(fresh, self.path)
+                finally:
+                    self._connection = _connect(self.path)
+            except BaseException:
+                fresh.unlink(missing_ok=True)
+                raise
+            self._files.sync_dir(self.path.parent)
+            self._files.note_commit(self.path)
 
     def close(self) -> None:
         with self.lock:
@@ -237,6 +249,25 @@ def _translated() -> Iterator[None]:
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise OSError(errno.EIO, f"the index cannot be used: {error}") from error
         raise BrokenIndexError(str(error)) from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(f"pragma {pragma}").fetchall()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _make_private_file(path: Path) -> None:

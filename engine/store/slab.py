@@ -146,8 +146,8 @@ class Slab:
         """Rows removed and committed; headers zeroed and synced; then, with `is_punched`, the ranges given back.
 
         Args:
-            is_forgotten: punch, punch what evicted blocks have left in free slots too, and empty the WAL: nothing of
-                the blocks is in any file on return.
+            is_forgotten: punch, punch what evicted blocks have left in free slots too, and write the index anew:
+                nothing of the blocks is in any file on return.
 
         Raises OSError, BrokenIndexError: not all of it could be done. The slots stay taken, and the next call (also
         one with no slots) tries again."""
@@ -172,7 +172,7 @@ class Slab:
         if is_punched or is_forgotten:
             self._cut_tail()
         if is_forgotten:
-            self._index.database.checkpoint()
+            self._index.database.rewrite()
 
     def drop_cache(self) -> None:
         """The next reads come from the disk."""

@@ -46,12 +46,13 @@ class Space:
         files, path = self._folder.files, self._index.database.path
         index_bytes = files.allocated_bytes(path)
         wal_bytes = files.allocated_bytes(path.with_name(f"{path.name}-wal"))
-        # The WAL counts as if it were full, and the index with what the WAL will bring into it.
+        # The WAL counts as if it were full; the index with what the WAL will bring into it, and twice: to forget, it is
+        # written anew beside the old one.
         total_bytes = (
             self.used_bytes()
             - index_bytes
             - wal_bytes
-            + max(index_bytes, self._index.database.file_bytes)
+            + 2 * max(index_bytes, self._index.database.file_bytes)
             + INDEX_RESERVE_BYTES
             + (self._index.growth_bytes(num_rows) if num_rows else 0)
             + new_bytes
