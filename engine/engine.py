@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from .batch import NO_SLOT, Batch, BatchResult, Runner, SampleSpec, ScheduledSequence, SequenceResult
+from .batch import BatchResult, Runner, SequenceResult
 from .block_hash import MAX_TOKEN_ID, BlockHasher
 from .block_tree import BlockNode, BlockTree
 from .config import BLOCK_SIZE, EngineConfig
@@ -22,12 +21,10 @@ from .prompt import PreparedPrompt, as_background_work, prepare_prompt
 from .request import FinishReason, GenerationRequest, RequestOutput
 from .scheduler import ScheduledTokens, Scheduler
 from .sequence import ActiveRequest, SequenceState
+from .step_runner import StepRunner
 from .tiers.load_planner import LoadPlanner
 from .tiers.tier import BlockImages, LowerTier
 from .tiers.tier_manager import TierManager
-
-logger = logging.getLogger(__name__)
-
 
 MAX_IDLE_COPY_BYTES = 128 << 20
 """Copied in one go while nobody waits for a step; a cancel waits for it."""
@@ -66,7 +63,9 @@ class Engine:
         self._images = images
         self._num_arrivals = 0
         self.counters = EngineCounters()
-        self.planner = LoadPlanner(self._read_rate, images.image_bytes if images is not None else 0, constants)
+        self.planner = LoadPlanner(
+            lambda name: self.tiers.read_rate(name), images.image_bytes if images is not None else 0, constants
+        )
         self._set_up()
 
     def reset(self) -> None:
@@ -87,6 +86,7 @@ class Engine:
         self.kv = KVCacheManager(config.num_blocks, self._hasher, tree, self.tiers, self._poison, self._clock)
         self.loads = LoadSet(self.kv, self.tiers, self._images, self.counters, self._clock)
         self.scheduler = Scheduler(config, self.kv, self.tiers, self.loads, self.planner, self.counters, self._clock)
+        self._steps = StepRunner(self._runner, self.kv, self.scheduler.budget, self.planner, self.counters, self._clock)
         self._outputs = OutputProcessor(self._new_text_stream, self._eos_ids, self.max_context_tokens, self._clock)
         self._active: dict[str, ActiveRequest] = {}
         self._late_outputs: list[RequestOutput] = []
@@ -165,8 +165,7 @@ class Engine:
         scheduled = self.scheduler.schedule()
         outputs += self._end_done()
         if scheduled:
-            result = self._run(self._prepare(scheduled))
-            outputs += self._update(scheduled, result)
+            outputs += self._update(scheduled, self._steps.run(scheduled))
         self.tiers.store_some(self._copy_budget_bytes)
         self._is_waiting = not (scheduled or outputs or self.loads.has_ready or self.tiers.can_store_more)
         if self.config.check_integrity:
@@ -215,18 +214,7 @@ class Engine:
     def close(self, timeout_s: float = 5.0) -> None:
         """Stores what can be stored within the time, then closes the lower tiers."""
         self.loads.abandon()
-        ends_s = time.monotonic() + timeout_s
-        self.tiers.store_some(MAX_IDLE_COPY_BYTES)
-        while self.tiers.num_unstored and (left_s := ends_s - time.monotonic()) > 0:
-            num_before = self.tiers.num_unstored
-            if not all(tier.flush(left_s) for tier in self.lower_tiers):
-                break
-            self.tiers.poll()
-            self.tiers.store_some(MAX_IDLE_COPY_BYTES)
-            if self.tiers.num_unstored == num_before:
-                break  # refused for good: all is pinned, or the disk is full
-        for tier in self.lower_tiers:
-            tier.close()
+        self.tiers.close(timeout_s)
 
     def check_integrity(self) -> None:
         """Recomputes every invariant. Raises AssertionError."""
@@ -236,9 +224,6 @@ class Engine:
     @property
     def _copy_budget_bytes(self) -> int:
         return self.config.max_copy_bytes if self.scheduler.running else MAX_IDLE_COPY_BYTES
-
-    def _read_rate(self, tier_name: str) -> float:
-        return self.tiers.read_rate(tier_name)
 
     def _named(self, block_hashes: Collection[bytes]) -> list[BlockNode]:
         return [node for block_hash in block_hashes for node in self.kv.tree.named(block_hash)]
@@ -260,68 +245,6 @@ class Engine:
             self.scheduler.finish(sequence)
             self._drop_if_finished(sequence.active)
         return outputs
-
-    def _prepare(self, scheduled: Sequence[ScheduledTokens]) -> Batch:
-        sequences = [self._prepare_sequence(item) for item in scheduled]
-        copies = [item.sequence.pending_copy for item in scheduled if item.sequence.pending_copy is not None]
-        return Batch(sequences, copies)
-
-    def _prepare_sequence(self, item: ScheduledTokens) -> ScheduledSequence:
-        sequence = item.sequence
-        start, stop = sequence.num_computed_tokens, sequence.num_computed_tokens + item.num_tokens
-        return ScheduledSequence(
-            request_id=sequence.request.request_id,
-            token_ids=sequence.token_ids(start, stop),
-            start_position=start,
-            block_table=tuple(sequence.block_table),
-            slot_mapping=self.kv.slot_mapping(sequence, start, stop, NO_SLOT),
-            samples=self._sample_specs(sequence) if item.is_sampling else (),
-        )
-
-    @staticmethod
-    def _sample_specs(sequence: SequenceState) -> list[SampleSpec]:
-        """The first token is drawn for all choices at once; from then on each has a sequence of its own."""
-        request = sequence.request
-        choices = range(request.n) if sequence.is_at_first_token else (sequence.choice,)
-        return [
-            SampleSpec(
-                sampling=request.sampling,
-                choice=choice,
-                position=sequence.num_tokens,
-                prompt_token_ids=request.prompt_token_ids,
-                output_token_ids=sequence.output_token_ids,
-                is_eos_banned=len(sequence.output_token_ids) < request.sampling.min_tokens,
-            )
-            for choice in choices
-        ]
-
-    def _run(self, batch: Batch) -> BatchResult:
-        """What the runner raises fails the requests of this batch; the engine goes on."""
-        start_s = self._clock()
-        try:
-            result = self._runner.execute(batch)
-            _check_result(batch, result)
-        except Exception as error:
-            logger.exception("the model runner failed")
-            message = f"The model runner failed: {type(error).__name__}: {error}"
-            return BatchResult([SequenceResult(error=message) for _ in batch.sequences])
-        duration_s = self._clock() - start_s
-        self.scheduler.budget.record(batch.num_tokens, duration_s)
-        self._record_prefill(batch, duration_s)
-        self.counters.durations_s.append(duration_s)
-        self.counters.num_steps += 1
-        self.counters.last_batch_size = len(batch.sequences)
-        return result
-
-    def _record_prefill(self, batch: Batch, duration_s: float) -> None:
-        """Steps that mostly read prompts tell what reading costs."""
-        chunks = [sequence for sequence in batch.sequences if len(sequence.token_ids) >= BLOCK_SIZE]
-        num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
-        if num_tokens * 2 > batch.num_tokens:
-            sum_positions = sum(
-                len(chunk.token_ids) * (chunk.start_position + len(chunk.token_ids) / 2) for chunk in chunks
-            )
-            self.planner.record_step(num_tokens, sum_positions / num_tokens, duration_s)
 
     def _update(self, scheduled: Sequence[ScheduledTokens], result: BatchResult) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
@@ -380,13 +303,3 @@ class Engine:
     def stats(self) -> EngineStats:
         """On the engine's thread."""
         return replace(self.step_stats(), tiers=self.tiers.stats())
-
-
-def _check_result(batch: Batch, result: BatchResult) -> None:
-    """Raises ValueError when the runner's answer does not fit the batch."""
-    if len(result.sequences) != len(batch.sequences):
-        raise ValueError(f"{len(batch.sequences)} sequences were run, {len(result.sequences)} came back")
-    for sequence, sequence_result in zip(batch.sequences, result.sequences, strict=True):
-        num_expected, num_tokens = len(sequence.samples), len(sequence_result.token_ids)
-        if sequence_result.error is None and num_tokens != num_expected:
-            raise ValueError(f"{num_expected} tokens were to be drawn, {num_tokens} came back")

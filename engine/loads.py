@@ -20,7 +20,8 @@ from .tiers.tier import BlockImages
 from .tiers.tier_manager import LoadPart, TierManager
 
 STALL_S = 2.0
-"""A load from which nothing has come for so long is given up, and the rest is computed."""
+"""When nothing has come for so long, neither for a load nor for another one that may have the tier's buffers, the load
+is given up, and the rest is computed."""
 DEADLINE_S = 60.0
 """Of a whole load. One that stalls ends long before."""
 
@@ -34,8 +35,7 @@ class Load:
     parts: deque[LoadPart]
     block_ids: deque[int]
     """Reserved, and nothing is in them yet."""
-    progress_s: float
-    """When something came last."""
+    start_s: float
     ready: deque[memoryview] = field(default_factory=deque)
     """Images of the first part that were taken and are yet to be copied."""
     num_left_in_part: int = 0
@@ -62,6 +62,8 @@ class LoadSet:
         self._counters = counters
         self._clock = clock
         self._loads: dict[SequenceState, Load] = {}
+        self._progress_s = clock()
+        """When something came last, for whomever."""
 
     def start(self, sequence: SequenceState, nodes: Sequence[BlockNode], decision: LoadDecision) -> None:
         """Reserves a device block for each node; the caller knows that they fit. The sequence holds all blocks before
@@ -83,9 +85,8 @@ class LoadSet:
             is_ended = self._copy_ready(load, budget_bytes)
             if num_copied := load.num_placed - num_before:
                 budget_bytes -= num_copied * self._image_bytes
-                load.progress_s = self._clock()
-            is_stalled = not load.ready and self._clock() - load.progress_s > STALL_S
-            if is_ended or is_stalled:
+                self._progress_s = self._clock()
+            if is_ended or (not self.has_ready and self._clock() > self._stalls_at_s(load)):
                 self.cancel(sequence)
                 ended.append(sequence)
         return ended
@@ -113,7 +114,7 @@ class LoadSet:
     @property
     def stalls_at_s(self) -> float | None:
         """By the clock: when the first load is given up unless something comes."""
-        return min((load.progress_s + STALL_S for load in self._loads.values()), default=None)
+        return min((self._stalls_at_s(load) for load in self._loads.values()), default=None)
 
     def num_reserved(self, sequence: SequenceState) -> int:
         """Blocks that its load holds beside the sequence's own."""
@@ -136,6 +137,9 @@ class LoadSet:
     def _image_bytes(self) -> int:
         assert self._images is not None
         return self._images.image_bytes
+
+    def _stalls_at_s(self, load: Load) -> float:
+        return max(load.start_s, self._progress_s) + STALL_S
 
     def _copy_ready(self, load: Load, budget_bytes: int) -> bool:
         """True when nothing more will come."""

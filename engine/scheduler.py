@@ -88,7 +88,7 @@ class Scheduler:
 
     def take_loaded(self, budget_bytes: int) -> None:
         """Copies what lower tiers have brought. Who has got all of it, or all that there will be, runs."""
-        for sequence in self._loads.advance(list(self.loading), budget_bytes):
+        for sequence in self._loads.advance(sorted(self.loading, key=lambda s: s.order), budget_bytes):
             self.queues.remove(sequence)
             self.queues.run(sequence)
             sequence.is_done = sequence.warm is WarmMode.LOAD or (

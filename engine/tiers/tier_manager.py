@@ -7,6 +7,7 @@ The tiers' own threads change the state of copies; their places on the nodes cha
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -15,6 +16,9 @@ from ..block_tree import BlockNode, BlockTree
 from .pins import Pins
 from .tier import BlockImages, BlockRecord, CopyState, LoadJob, LowerTier, TierCopy, TierStats
 from .tier_slot import TierSlot
+
+CLOSING_BYTES = 1 << 30
+"""Offered at a time when nothing else is left to do."""
 
 
 class LoadPart(NamedTuple):
@@ -124,6 +128,21 @@ class TierManager:
     def read_rate(self, tier_name: str) -> float:
         """Bytes a second; 0 while unknown."""
         return next(slot.tier.stats().read_bytes_per_s for slot in self._slots if slot.name == tier_name)
+
+    def close(self, timeout_s: float) -> None:
+        """Stores what can be stored within the time, then closes the tiers."""
+        ends_s = time.monotonic() + timeout_s
+        num_before = -1
+        self.store_some(CLOSING_BYTES)
+        while (num_unstored := self.num_unstored) and num_unstored != num_before:  # else it is refused for good
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0 or not all(slot.tier.flush(left_s) for slot in self._slots):
+                break
+            num_before = num_unstored
+            self.poll()
+            self.store_some(CLOSING_BYTES)
+        for slot in self._slots:
+            slot.tier.close()
 
     def check_integrity(self) -> None:
         """Raises AssertionError when copies and nodes disagree beyond what is yet to be polled."""

@@ -235,7 +235,7 @@ class Failing:
 def test_a_failed_sequence_ends_its_request_only_and_its_blocks_are_not_published(n: int) -> None:
     h = Harness()
     failing = Failing(h, "bad")
-    h.engine._runner = failing
+    h.engine._steps._runner = failing
     h.add("good", prompt(20, first=2), LONG)
     h.add("bad", prompt(60), LONG, n=n)
     failing.is_armed = True
@@ -253,7 +253,7 @@ def test_a_failed_sequence_ends_its_request_only_and_its_blocks_are_not_publishe
 def test_one_failed_choice_ends_all_choices_of_its_request() -> None:
     h = Harness()
     failing = Failing(h, "bad")
-    h.engine._runner = failing
+    h.engine._steps._runner = failing
     h.add("bad", prompt(20), LONG, n=3)
     h.step()
     h.step()
@@ -266,7 +266,7 @@ def test_one_failed_choice_ends_all_choices_of_its_request() -> None:
 def test_an_exception_of_the_runner_fails_its_batch_and_the_engine_goes_on() -> None:
     h = Harness(max_num_seqs=2)
     failing = Failing(h, None)
-    h.engine._runner = failing
+    h.engine._steps._runner = failing
     for index, name in enumerate(("a", "b", "queued")):
         h.add(name, prompt(20, first=index + 1))
     h.step()
@@ -287,7 +287,7 @@ def test_a_runner_that_answers_something_else_than_it_was_asked_is_an_error() ->
         def execute(self, batch: Batch) -> BatchResult:
             return BatchResult([])
 
-    h.engine._runner = Short()
+    h.engine._steps._runner = Short()
     h.add("a", prompt(20))
     h.step()
     error = h.answers["a", 0].outputs[-1].error
@@ -349,7 +349,7 @@ def test_reading_progress_does_not_flood() -> None:
         num_blocks=300, max_context_tokens=4500, target_step_s=0.001, tokens_per_s=1e6, max_num_batched_tokens=16
     )
     h.execute = h.runner.execute  # type: ignore[method-assign]
-    h.engine._runner = h.runner
+    h.engine._steps._runner = h.runner
     h.add("a", prompt(4000))
     h.run()
     reports = [output for output in h.answers["a", 0].outputs if output.progress is not None]
@@ -368,7 +368,7 @@ def test_logprobs_are_passed_on() -> None:
                 [SequenceResult(r.token_ids, [TokenLogprob(token, -0.5) for token in r.token_ids]) for r in results]
             )
 
-    h.engine._runner = WithLogprobs()
+    h.engine._steps._runner = WithLogprobs()
     answer = h.ask("a", prompt(20))
     logprobs = [entry for output in answer.outputs for entry in output.logprobs]
     assert [entry.token_id for entry in logprobs] == answer.token_ids

@@ -12,9 +12,9 @@ from chatkv.engine.block_hash import BlockHasher, CacheFingerprint
 from chatkv.engine.block_pool import BlockPool
 from chatkv.engine.block_tree import BlockTree
 from chatkv.engine.config import BLOCK_SIZE
-from chatkv.engine.engine import Engine
 from chatkv.engine.kv_cache import KVCacheManager
 from chatkv.engine.scheduler import Scheduler
+from chatkv.engine.step_runner import StepRunner
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -104,7 +104,7 @@ ORIGINAL_FREE = BlockPool.free
 ORIGINAL_PUBLISH = KVCacheManager.publish
 ORIGINAL_FORK = KVCacheManager.fork
 ORIGINAL_ALLOCATE = KVCacheManager.allocate
-ORIGINAL_SAMPLE_SPECS = Engine._sample_specs
+ORIGINAL_SAMPLE_SPECS = StepRunner._sample_specs
 
 SEEDED_BUGS: list[tuple[type, str, Callable]] = [
     (BlockPool, "touch", _touch_counts_free_blocks_only),
@@ -116,7 +116,7 @@ SEEDED_BUGS: list[tuple[type, str, Callable]] = [
     (KVCacheManager, "allocate", _publish_before_the_step),
     (KVCacheManager, "allocate", _reserve_ahead),
     (Scheduler, "finish", _finish_keeps_blocks),
-    (Engine, "_sample_specs", staticmethod(_noise_of_the_first_choice)),
+    (StepRunner, "_sample_specs", staticmethod(_noise_of_the_first_choice)),
 ]
 
 
