@@ -21,8 +21,8 @@ LAYOUT = ("layer", "k_or_v", "kv_head", "position", "dimension")
 """Order of the numbers in an image, slowest first. Scales follow all values, in the same order without the last."""
 TORCH_DTYPES = {"fp32": torch.float32, "int8": torch.int8}
 SCALE_DTYPE = torch.float32
-"""A scale in float16 would save 2 % of an int8 image, but rows with numbers below 1e-3 or above 8e6 would lose their
-precision or become infinite; in float32 every finite row keeps its 8 bits."""
+"""float16 would save 2 % of an int8 image, and is as accurate for the default model (measured); but rows of numbers
+below 0.008 would lose precision, and those above 8e6 would be infinite. In float32 every row keeps its 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
