@@ -32,7 +32,12 @@ class Fuzz:
     """Prompts that others begin with."""
 
     def __init__(
-        self, seed: int, num_blocks: int = 14, hasher: BlockHasher | None = None, tiers: Sequence[LowerTier] = ()
+        self,
+        seed: int,
+        num_blocks: int = 14,
+        hasher: BlockHasher | None = None,
+        tiers: Sequence[LowerTier] = (),
+        image_bytes: int = 256,
     ) -> None:
         self.random = Random(seed)
         self.runner = IntegerRunner(num_blocks)
@@ -55,7 +60,7 @@ class Fuzz:
             poison=self.runner.poison,
             clock=self._clock,
             tiers=tiers,
-            images=IntegerImages(self.runner),
+            images=IntegerImages(self.runner, image_bytes),
         )
         self.requests: dict[str, GenerationRequest] = {}
         self.answers: dict[str, dict[int, Answer]] = {}
