@@ -94,7 +94,7 @@ def keeping_parts(session: Session, palette: Palette) -> list[Part]:
     report = session.cache.report
     if session.conversation is not None or not report.model:
         return []
-    where = "disk" if report.disk.state == "on" else "memory only"
+    where = "disk" if report.disk.state in ("on", "opening") else "memory only"
     return [[(f"keep KV: {where}", palette.dim), ("  /private keeps nothing", palette.dim)]]
 
 

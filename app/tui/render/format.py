@@ -41,7 +41,9 @@ def duration(seconds: float) -> str:
 
 
 def rough(seconds: float) -> str:
-    """0.9 s, 14 s, 1:40: for estimates."""
+    """0 s, 0.03 s, 0.9 s, 14 s, 1:40: for estimates."""
+    if seconds < 0.095:
+        return f"{seconds:.2f} s" if seconds >= 0.005 else "0 s"
     return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
 
 

@@ -30,6 +30,8 @@ from .sheet import Sheet
 ASK_EVERY_S = 2.0
 AGES_EVERY_S = 30.0
 VERIFY_CELLS = 16
+SAID_STAYS_S = 10.0
+"""What came of a key can be read that long, whatever is drawn meanwhile."""
 WARM_REASONS = {
     "chat_busy": "Its reply is being written; it is on the device.",
     "model_not_loaded": "Its model is not loaded.",
@@ -60,6 +62,7 @@ class CacheScreen(Sheet[str]):
         self._sort = next(iter(SORTS))
         self._to_confirm: str | None = None
         self._is_verifying = False
+        self._said_until = 0.0
 
     def contents(self) -> Iterable[Widget]:
         yield Static("asking the service", id="tiers", markup=False)
@@ -101,8 +104,8 @@ class CacheScreen(Sheet[str]):
         self.query_one("#tiers", Static).update(_text(tiers) if tiers else Text(cache.trouble or NOTHING, palette.dim))
         self.query_one("#titles", Static).update(Text(titles(width), palette.dim))
         chains.show(chain_rows(report, self._sort, time.time(), palette.glyphs), self._session.chat_id)
-        if self._to_confirm is None and not self._is_verifying:
-            self._say(self._idle_text)
+        if self._to_confirm is None and not self._is_verifying and time.monotonic() > self._said_until:
+            self.query_one("#said", Static).update(self._idle_text)
 
     @property
     def _idle_text(self) -> str:
@@ -112,6 +115,7 @@ class CacheScreen(Sheet[str]):
         return "   ".join([f"sorted by {self._sort}", *words]) if report.chains else ""
 
     def _say(self, text: str) -> None:
+        self._said_until = time.monotonic() + SAID_STAYS_S
         self.query_one("#said", Static).update(text)
 
     # Keys
@@ -152,6 +156,7 @@ class CacheScreen(Sheet[str]):
     def action_sort(self) -> None:
         names = list(SORTS)
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        self._said_until = 0.0
         self._show()
 
     def action_why(self) -> None:

@@ -75,6 +75,11 @@ async def test_keys_act_on_the_chain_under_the_bar(service):
         await wait_until(pilot, lambda: ("warm_chat", dune, None) in service.calls, "warmed")
         await press(pilot, "o")
         await wait_for(pilot, "7 blocks left the device")
+        service.cache_state["evicts_next"] = None
+        pilot.app.screen._refresh()
+        await wait_until(pilot, lambda: not pilot.app.session.cache.report.evicts_next, "drawn again")
+        await pilot.pause()
+        assert "7 blocks left the device" in screen_text(pilot.app)
         assert service.called("offload_chat") == [("offload_chat", dune)]
         await press(pilot, "s")
         await wait_for(pilot, "sorted by tokens")
