@@ -44,6 +44,20 @@ def test_8_bits_give_nearly_four_times_the_context() -> None:
     assert "int8" not in str(refusal.value)
 
 
+def test_facts_name_dtype_and_scale_scheme() -> None:
+    assert DEFAULT.facts()["dtype"] == "float32"
+    assert DEFAULT.facts()["scales"] is None
+    facts = DEFAULT_INT8.facts()
+    assert facts["dtype"] == "int8"
+    assert facts["scales"] == {
+        "dtype": "float32",
+        "one_per": ["layer", "k_or_v", "kv_head", "position"],
+        "scheme": "symmetric",
+        "largest_quantum": 127,
+    }
+    assert facts["block_bytes"] == DEFAULT_INT8.block_bytes
+
+
 @pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
 def test_views_cover_the_pool_block_by_block(kv_dtype: str) -> None:
     layout = KVLayout(2, 3, 10, kv_dtype)
