@@ -53,6 +53,17 @@ class ClosedSlabs:
             cold.erase(gone, is_forgotten=True)
             return len(gone), sum(copy.record.block_hash in kept for copy in named)
 
+    def punch_free(self) -> None:
+        """What evicted blocks have left in free slots."""
+        self.release()
+        for row in self._index.slabs():
+            if not self._is_in_use(row.fingerprint):
+                slab = self._slabs.open(row.fingerprint)
+                try:
+                    slab.punch_free()
+                finally:
+                    slab.close()
+
     def discard(self, fingerprint: bytes, slots: Collection[int]) -> None:
         """Their records are bad: they go, and the blocks below them."""
         with self._opened(fingerprint) as cold:

@@ -16,9 +16,8 @@ _NUM_HOURS_KEPT = 25
 _NUM_DAYS_KEPT = 8
 WRITTEN_BYTES = "written_bytes"
 """By local day; everything else by hour."""
-COMPUTED_TOKENS = "computed_tokens"
-HIT_TOKENS = "hit_tokens."
-"""With the tier's name behind it."""
+COMPUTED = "computed"
+"""Beside the names of the tiers: prompt tokens that none of them had."""
 
 
 class Counters:
@@ -43,7 +42,7 @@ class Counters:
             return (saved or 0) + self._unsaved[WRITTEN_BYTES, period]
 
     def tokens_24h(self) -> dict[str, int]:
-        """By counter name: the sums of this hour and the 23 before it."""
+        """By name: the sums of this hour and the 23 before it."""
         last = self._hour()
         saved = self._database.rows(
             "select name, sum(amount) from counters where name != ? and period between ? and ? group by name",

@@ -12,7 +12,7 @@ from ..errors import EngineError
 from ..tiers.disk_tier import DiskTier
 from .answers import Answers
 from .closed_slabs import ClosedSlabs
-from .counters import COMPUTED_TOKENS, HIT_TOKENS
+from .counters import COMPUTED
 from .files import PAGE_BYTES, Files, OsFiles
 from .opening import StoreParts, open_parts, translated
 from .rebuild import Progress
@@ -176,6 +176,15 @@ class DiskStore:
                 return 0, 0
             return self._closed_slabs.forget(fingerprint, hashes, shared)
 
+    def scrub(self) -> None:
+        """Blocks that were evicted are overwritten only when their room is needed. After this, nothing of them is in
+        any file: for when a chat is forgotten some of whose blocks had been evicted before."""
+        with self.space.lock:
+            for _, slab in self._open.values():
+                slab.punch_free()
+            self._closed_slabs.punch_free()
+            self.index.database.rewrite()
+
     def prune(self, installed_sha256: set[str]) -> PruneResult:
         """Remove the slabs of models that are not installed, and files that nobody needs."""
         with self.space.lock:
@@ -227,15 +236,14 @@ class DiskStore:
 
     def count_hits(self, tier: str, num_tokens: int) -> None:
         """`tier`: "device", "host" or "disk". In memory until something else is committed."""
-        self.index.counters.add(HIT_TOKENS + tier, num_tokens)
+        self.index.counters.add(tier, num_tokens)
 
     def count_computed(self, num_tokens: int) -> None:
-        self.index.counters.add(COMPUTED_TOKENS, num_tokens)
+        self.index.counters.add(COMPUTED, num_tokens)
 
     def tokens_24h(self) -> dict[str, int]:
         """By tier, and under "computed"."""
-        sums = self.index.counters.tokens_24h()
-        return {name.removeprefix(HIT_TOKENS).removesuffix("_tokens"): amount for name, amount in sums.items()}
+        return self.index.counters.tokens_24h()
 
     def put_run(self, fingerprint: bytes, key: bytes, block_hash: bytes, token_ids: Sequence[int]) -> None:
         """Keep an answer's ids as long as the block in which it ends is stored; it may become so later. Does not wait

@@ -162,7 +162,9 @@ class Slab:
             self._data_keys.pop(slot, None)
         self._zero_headers(sorted(self._erasing))
         if is_punched or is_forgotten:
-            self._punch(sorted(self._erasing.union(self._slots.residue if is_forgotten else ())))
+            self._punch(sorted(self._erasing))
+        if is_forgotten:
+            self.punch_free()
         if index_error:
             raise index_error
         with self._lock:
@@ -173,6 +175,11 @@ class Slab:
             self._cut_tail()
         if is_forgotten:
             self._index.database.rewrite()
+
+    def punch_free(self) -> None:
+        """Give back what evicted blocks have left in free slots. Raises OSError."""
+        self._punch(self._slots.residue)
+        self._cut_tail()
 
     def drop_cache(self) -> None:
         """The next reads come from the disk."""
