@@ -17,6 +17,9 @@ from .tiers.tier_manager import TierManager
 
 Preempt = Callable[[SequenceState], None]
 
+PATIENCE_S = 0.5
+"""For blocks that have left the device before they were safe below: a disk needs less, computing them often more."""
+
 
 class Admission:
     """`clock`: seconds, the one by which the pool knows when blocks were used."""
@@ -51,6 +54,8 @@ class Admission:
             hit = self._kv.longest_hit(sequence)
             if sequence.is_done or self._is_on_its_way(sequence, len(hit.device)):
                 continue
+            if hit.is_queued and self._waits_for_queue(sequence):
+                continue
             if sequence.warm:
                 if not self._has_seat():
                     return
@@ -72,6 +77,19 @@ class Admission:
         num_evictable = self._kv.pool.num_evictable(num_wanted, kept, used_before_s)
         num_spare = self._kv.pool.num_free - self._kv.num_free_hits(kept) - self._num_committed(sequence)
         return max(min(num_evictable, num_spare), 0)
+
+    @property
+    def waits_until_s(self) -> float | None:
+        """By the clock: when the first sequence stops waiting for what is queued in a lower tier."""
+        now_s = self._clock()
+        times = [s.waits_until_s for s in self._queues.waiting if s.waits_until_s is not None]
+        return min((time_s for time_s in times if time_s > now_s), default=None)
+
+    def _waits_for_queue(self, sequence: SequenceState) -> bool:
+        if sequence.waits_until_s is None:
+            sequence.waits_until_s = self._clock() + PATIENCE_S
+            self._tiers.hurry()
+        return self._clock() < sequence.waits_until_s
 
     def _start(self, sequence: SequenceState, hit: Hit) -> None:
         active = sequence.active

@@ -108,9 +108,9 @@ class Engine:
 
     @property
     def wait_s(self) -> float | None:
-        """How long a load may go on without a sign. None: there is none."""
-        stalls_at_s = self.loads.stalls_at_s
-        return None if stalls_at_s is None else max(stalls_at_s - self._clock(), 0.0)
+        """How long tiers may go on without a report before a further step would do something. None: for ever."""
+        waits_until_s = self.scheduler.waits_until_s
+        return None if waits_until_s is None else max(waits_until_s - self._clock(), 0.0)
 
     def validate(self, request: GenerationRequest) -> None:
         """Raises InvalidRequestError or PromptTooLongError for what can never run. Any thread may ask."""

@@ -21,6 +21,8 @@ class Hit(NamedTuple):
     device: list[BlockNode]
     lower: list[BlockNode]
     """They follow those of the device: every tier holds whole chains from the root."""
+    is_queued: bool = False
+    """The block after them is about to be safe in a lower tier."""
 
     @property
     def nodes(self) -> list[BlockNode]:
@@ -46,7 +48,9 @@ class KVCacheManager:
 
     def longest_hit(self, sequence: SequenceState) -> Hit:
         """Cached blocks that continue the sequence's chain beyond `sequence.nodes`, first to last."""
-        hit = Hit([], [])
+        device: list[BlockNode] = []
+        lower: list[BlockNode] = []
+        is_queued = False
         node = self._tip(sequence)
         for index in range(len(sequence.nodes), sequence.num_full_blocks):
             child = self.tree.find(
@@ -56,12 +60,13 @@ class KVCacheManager:
                 break
             node = child
             if node.device_block_id is not None:
-                hit.device.append(node)
-            elif node.place is not None:
-                hit.lower.append(node)
+                device.append(node)
+            elif node.lower_place is not None:
+                lower.append(node)
             else:
+                is_queued = True
                 break
-        return hit
+        return Hit(device, lower, is_queued)
 
     def num_blocks_needed(self, sequence: SequenceState, hits: Sequence[BlockNode]) -> int:
         """Free blocks that holding all tokens of the sequence would take: new ones, and hits that are free now."""

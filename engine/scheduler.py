@@ -108,8 +108,8 @@ class Scheduler:
         for sequence in sorted(plan.chunks, key=plan.chunks.__getitem__):  # who got less is served first next time
             self._num_turns += 1
             sequence.last_turn = self._num_turns
-        is_stuck = not plan.chunks and (self.running or self.waiting)
-        assert not is_stuck or self.loading or self.take_done(), "the scheduler is stuck"
+        is_waiting = self.loading or self.take_done() or any(s.waits_until_s is not None for s in self.waiting)
+        assert plan.chunks or is_waiting or not (self.running or self.waiting), "the scheduler is stuck"
         return [ScheduledTokens(sequence, num_tokens) for sequence, num_tokens in plan.chunks.items()]
 
     def advance(self, scheduled: ScheduledTokens) -> None:
@@ -202,6 +202,12 @@ class Scheduler:
 
     def _running(self, is_background_turn: bool) -> list[SequenceState]:
         return [s for s in self.running if is_background(s) == is_background_turn and not s.is_done]
+
+    @property
+    def waits_until_s(self) -> float | None:
+        """By the clock: when there is something to decide even if no tier reports anything."""
+        times = (self._loads.stalls_at_s, self._admission.waits_until_s)
+        return min((time_s for time_s in times if time_s is not None), default=None)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when lists, statuses and blocks disagree."""

@@ -68,6 +68,8 @@ class SequenceState:
     """Chain hashes of full blocks, as far as anyone has asked."""
     pending_copy: tuple[int, int] | None = None
     """(source, destination): a fork's tail, copied when the sequence runs next. The source is held until then."""
+    waits_until_s: float | None = None
+    """By the clock: how long at most it waits, once, for blocks that a lower tier is about to have."""
     is_done: bool = False
     """Only a warm sequence: nothing is left that it may do, and it ends before the next step."""
     last_turn: int = 0

@@ -150,8 +150,8 @@ class LowerTier(Protocol):
         ...
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything accepted is safe and everything removed is gone. False: not within the time. May be
-        called from any thread."""
+        """Wait until everything accepted is safe and everything removed is gone. False: not within the time. With 0 it
+        only hurries. May be called from any thread."""
         ...
 
     def stats(self) -> TierStats:

@@ -81,6 +81,11 @@ class TierManager:
         for slot in self._slots:
             self._store_in(slot, budget_bytes // slot.tier.image_bytes)
 
+    def hurry(self) -> None:
+        """Somebody waits for blocks that are only queued."""
+        for slot in self._slots:
+            slot.tier.flush(0.0)
+
     def touch(self, nodes: Sequence[BlockNode]) -> None:
         """Requests hit these blocks, wherever they lie."""
         for slot in self._slots:
@@ -92,9 +97,7 @@ class TierManager:
         """Reads a chain of blocks, each from the fastest tier that has it."""
         runs: list[tuple[TierSlot, list[TierCopy]]] = []
         for node in nodes:
-            slot = next(slot for slot in self._slots if slot.name == node.place)
-            copy = slot.copy_of(node)
-            assert copy is not None
+            slot, copy = self._source(node)
             if runs and runs[-1][0] is slot:
                 runs[-1][1].append(copy)
             else:
@@ -151,6 +154,11 @@ class TierManager:
                 copy = slot.copy_of(node)
                 assert copy is None or self._node_of(slot, copy) is node, "one copy on two nodes"
         self._pins.check_integrity(self._tree.nodes())
+
+    def _source(self, node: BlockNode) -> tuple[TierSlot, TierCopy]:
+        """The fastest tier that can give the block. A copy may be lost at any moment: then its load ends early."""
+        sources = [(slot, copy) for slot in self._slots if (copy := slot.copy_of(node)) is not None]
+        return next((source for source in sources if source[1].state is CopyState.STORED), sources[0])
 
     def _store_in(self, slot: TierSlot, num_blocks: int) -> None:
         slot.is_refusing = False

@@ -124,7 +124,7 @@ def test_queued_writes_of_a_forgotten_chat_never_happen() -> None:
     assert len(disk.queued) == 6
     h.engine.forget("a")
     assert disk.queued == []
-    disk.flush(0)
+    disk.flush(1)
     assert h.step() == []
     assert h.engine.kv.tree.nodes() == []
 

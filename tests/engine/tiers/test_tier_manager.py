@@ -36,10 +36,10 @@ def test_what_a_full_queue_skipped_is_stored_when_it_drains() -> None:
     h.step()
     assert h.engine.is_waiting, "a tier that refuses is not asked in a loop"
     for num_stored in (4, 6):
-        disk.flush(0)
+        disk.flush(1)
         h.step()
         assert positions(disk) == list(range(num_stored))
-    disk.flush(0)
+    disk.flush(1)
     h.step()
     assert h.engine.is_waiting
     assert set(disk.num_written.values()) == {1}
@@ -50,7 +50,7 @@ def test_a_skipped_block_that_has_left_the_device_is_skipped_for_good() -> None:
     h = Harness(tiers=[disk])
     h.ask("a", prompt(100), ONE)
     evict_all(h)
-    disk.flush(0)
+    disk.flush(1)
     h.step()
     assert positions(disk) == [0]
     assert h.engine.tiers.num_unstored == 0
@@ -77,6 +77,22 @@ def test_a_damaged_copy_with_a_live_device_copy_is_stored_again_when_it_is_used(
     assert positions(disk) == list(range(6))
 
 
+def test_blocks_that_left_the_device_before_they_were_safe_are_waited_for() -> None:
+    disk = FakeTier(is_prompt=False)
+    h = Harness(tiers=[disk])
+    h.ask("a", prompt(100), ONE)
+    evict_all(h)
+    h.add("b", prompt(100), ONE)
+    h.step()
+    assert disk.num_hurried == 1
+    assert h.engine.is_waiting
+    assert 0 < (h.engine.wait_s or 0) <= 0.5
+    disk.flush(1)
+    disk.is_prompt = True
+    h.run()
+    assert h.answers["b", 0].num_cached_tokens == 96
+
+
 def test_a_copy_that_never_came_to_be_safe_is_no_hit() -> None:
     disk = FakeTier(is_prompt=False)
     h = Harness(tiers=[disk])
@@ -87,7 +103,7 @@ def test_a_copy_that_never_came_to_be_safe_is_no_hit() -> None:
     evict_all(h)
     for copy in disk.queued[3:4]:
         disk.lose(copy)
-    disk.flush(0)
+    disk.flush(1)
     h.step()
     assert len(h.engine.kv.tree.nodes()) == 3
     disk.is_prompt = True
@@ -162,7 +178,7 @@ def test_a_write_that_ends_after_a_reset_is_taken_over() -> None:
     h = Harness(tiers=[disk])
     h.ask("a", prompt(64), ONE)
     h.engine.reset()
-    disk.flush(0)
+    disk.flush(1)
     h.step()
     h.engine.check_integrity()
     assert h.engine.place_tokens(prompt(64)).num_by_run == [("disk", 4)]
