@@ -78,7 +78,7 @@ def tiers_json(model: LoadedModel | None, kv_store: KvStore, hit_tokens: Mapping
 def short_tiers(model: LoadedModel | None, kv_store: KvStore) -> dict[str, Any]:
     """Sizes alone, for the status. Cheap."""
     stats = model.engine.stats() if model else None
-    by_tier = tier_stats(model)
+    by_tier = stats.tiers if stats else {}
     device = None
     if model is not None and stats is not None:
         device = {
@@ -95,11 +95,6 @@ def short_tiers(model: LoadedModel | None, kv_store: KvStore) -> dict[str, Any]:
         "host": None if host is None else _sizes(host),
         "disk": _disk_json(kv_store, by_tier.get("disk")),
     }
-
-
-def tier_stats(model: LoadedModel | None) -> dict[str, TierStats]:
-    """By name."""
-    return {tier.name: tier.stats() for tier in model.tiers} if model else {}
 
 
 def shared_heads(chains: Sequence[ChatChain]) -> Iterator[SharedHead]:

@@ -51,5 +51,6 @@ class Forks:
         if model is None or self._models.resolve(chat.model).name != model.name:
             return False
         token_ids = await self._prompts.next_prefix(model, chat)
-        await self._owners.share(fork_id, source_id, model.fingerprint, model.hash_blocks(token_ids))
+        hashes = model.hash_blocks(token_ids)
+        await self._owners.share(fork_id, source_id, model.fingerprint, len(token_ids), hashes)
         return True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
+
+from chatkv.engine.metrics import EngineStats
 
 if TYPE_CHECKING:
     from .service import Service
@@ -17,6 +19,7 @@ _GAUGES = {
     "vllm:num_requests_running": ("Requests in the batch.", "num_running"),
     "vllm:num_requests_waiting": ("Requests in the queue.", "num_waiting"),
     "vllm:kv_cache_usage_perc": ("Share of the device pool that running requests hold, 0 to 1.", "kv_usage"),
+    "chatkv_num_requests_loading": ("Requests that wait for blocks of a lower tier.", "num_loading"),
     "chatkv_batch_size": ("Sequences in the last step.", "batch_size"),
     "chatkv_unused_slot_share": ("Share of held token slots that hold no token.", "unused_slot_share"),
     "chatkv_num_blocks": ("Blocks of the device pool.", "num_blocks"),
@@ -34,6 +37,19 @@ _COUNTERS = {
     "chatkv_steps": ("Engine steps.", "num_steps"),
     "chatkv_computed_prompt_tokens": ("Prompt tokens that were computed.", "num_computed_prompt_tokens"),
     "chatkv_failed_requests": ("Requests that the engine failed.", "num_failed_requests"),
+}
+_TIER_GAUGES = {
+    "chatkv_tier_used_bytes": ("Bytes that a tier takes; the disk's with everything in its directory.", "used_bytes"),
+    "chatkv_tier_limit_bytes": ("Bytes that a tier may take.", "limit_bytes"),
+    "chatkv_tier_blocks": ("Blocks that a tier holds.", "num_blocks"),
+    "chatkv_tier_queued_blocks": ("Blocks that wait to be stored.", "num_queued"),
+}
+_TIER_COUNTERS = {
+    "chatkv_tier_stored_blocks": ("Blocks stored in a tier.", "num_stored"),
+    "chatkv_tier_loaded_blocks": ("Blocks loaded from a tier.", "num_loaded"),
+    "chatkv_tier_evicted_blocks": ("Blocks that had to make room.", "num_evicted"),
+    "chatkv_tier_skipped_blocks": ("Blocks refused: a full queue, or nothing to evict.", "num_skipped"),
+    "chatkv_tier_damaged_blocks": ("Blocks that failed their check when read.", "num_damaged"),
 }
 
 
@@ -60,6 +76,8 @@ class _EngineCollector(Collector):
         model = self._service.models.loaded
         ready.add_metric([model.name if model else ""], float(model is not None))
         yield ready
+        decisions = self._service.requests.num_load_decisions
+        yield _by_label("chatkv_load_decisions", "Prompts that lower tiers held more of.", "decision", decisions)
         if model is None:
             return
         stats = model.engine.stats()
@@ -71,3 +89,30 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=["model_name"])
             counter.add_metric([model.name], getattr(stats, field))
             yield counter
+        hits = stats.num_hit_tokens_by_tier
+        yield _by_label("chatkv_tier_hit_tokens", "Prompt tokens found in a tier.", "tier", hits)
+        yield from _of_tiers(stats, model.block_bytes)
+
+
+def _of_tiers(stats: EngineStats, block_bytes: int) -> Iterator[Metric]:
+    device = {
+        "used_bytes": (stats.num_used + stats.num_cached) * block_bytes,
+        "limit_bytes": stats.num_blocks * block_bytes,
+        "num_blocks": stats.num_used + stats.num_cached,
+    }
+    for name, (text, field) in _TIER_GAUGES.items():
+        gauge = GaugeMetricFamily(name, text, labels=["tier"])
+        if field in device:
+            gauge.add_metric(["device"], device[field])
+        for tier, tier_stats in stats.tiers.items():
+            gauge.add_metric([tier], getattr(tier_stats, field))
+        yield gauge
+    for name, (text, field) in _TIER_COUNTERS.items():
+        yield _by_label(name, text, "tier", {tier: getattr(each, field) for tier, each in stats.tiers.items()})
+
+
+def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    counter = CounterMetricFamily(name, text, labels=[label])
+    for value, amount in values.items():
+        counter.add_metric([value], amount)
+    return counter

@@ -45,14 +45,17 @@ class Owners:
         except UserError as error:
             log.warning("the owner of some blocks is not known: %s", error.message)
 
-    async def share(self, chat_id: str, source_id: str, fingerprint: bytes, hashes: Sequence[bytes]) -> None:
-        """A fork owns what it needs of the blocks of the chat that it was made from."""
+    async def share(
+        self, chat_id: str, source_id: str, fingerprint: bytes, num_tokens: int, hashes: Sequence[bytes]
+    ) -> None:
+        """A fork owns what it needs of the blocks of the chat that it was made from; they are its chain."""
 
         def write(store: ChatStore) -> None:
             mine = store.owned_blocks(source_id).get(fingerprint)
-            if mine is not None:
-                kept = [block_hash for block_hash in hashes if block_hash in mine.owned]
+            kept = [block_hash for block_hash in hashes if mine is not None and block_hash in mine.owned]
+            if kept:
                 store.add_block_owners(fingerprint, [(chat_id, block_hash) for block_hash in kept])
+                store.set_chain(chat_id, fingerprint, num_tokens, hashes)
 
         try:
             await self._chats.run(write)

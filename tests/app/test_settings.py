@@ -45,12 +45,26 @@ def test_an_empty_variable_is_not_set(paths: Paths, monkeypatch: pytest.MonkeyPa
         ('tcp = "perhaps"', "tcp"),
         ('device = "gpu"', "device"),
         ("context_tokens = 1", "conte"),
+        ("kv_disk_bytes = 4096", "kv_disk_bytes': must be 0 (off) or at least 16 MiB"),
+        ('kv_disk_bytes = "much"', 'kv_disk_bytes\': not a size: write a number of bytes, or text such as "20GiB"'),
+        ("kv_disk_bytes = -1", "kv_disk_bytes': not a size"),
+        ('kv_dtype = "fp4"', "kv_dtype"),
+        ("idle_unload_s = -1", "idle_unload_s"),
     ],
 )
 def test_a_wrong_value_names_the_file_and_the_field(paths: Paths, text: str, field: str) -> None:
     said = refusal(paths, text)
     assert f"Setting '{field}" in said
     assert f"It comes from {paths.settings_file}." in said
+
+
+def test_sizes_are_bytes_or_text_with_a_unit(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths.settings_file.write_text('kv_disk_bytes = "20GiB"\nkv_bytes = 1000000\n')
+    monkeypatch.setenv("CHATKV_KV_HOST_BYTES", "1.5 GB")
+    settings = load_settings(paths)
+    assert (settings.kv_disk_bytes, settings.kv_bytes, settings.kv_host_bytes) == (20 << 30, 1_000_000, 1_500_000_000)
+    monkeypatch.setenv("CHATKV_KV_DISK_BYTES", "0")
+    assert load_settings(paths).kv_disk_bytes == 0
 
 
 def test_a_wrong_variable_is_named_even_when_the_file_is_right(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:

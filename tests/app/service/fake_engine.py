@@ -228,6 +228,7 @@ class FakeEngine:
             num_failed_requests=0,
             step_p50_s=0.0,
             step_p99_s=0.0,
+            tiers={tier.name: tier.stats() for tier in self.tiers},
         )
 
     @property

@@ -60,7 +60,8 @@ async def test_second_turns_and_shared_system_prompts_compute_only_what_is_new(c
     other = await client.create_chat(system=system, sampling=GREEDY)
     shared = (await finish(client, other["id"], "Is it long?"))["stats"]
     assert shared["num_prompt_tokens"] - shared["num_cached_tokens"] < 48
-    assert (await client.cache())["chats"][0]["num_device_blocks"] > 0
+    (tier, num_blocks), *_ = (await client.cache())["chats"][0]["runs"]
+    assert (tier, num_blocks > 0) == ("device", True)
 
 
 async def test_stateless_history_finds_the_sampled_ids_again(client: Client) -> None:
