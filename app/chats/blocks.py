@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .database import ChatDatabase
 from .errors import ChatStateError
+from .schema import HINTS
 
 HASH_BYTES = 16
 
@@ -77,22 +78,23 @@ def owned_by_any(db: ChatDatabase, hashes: Iterable[bytes]) -> frozenset[bytes]:
 def drop(db: ChatDatabase, chat_id: str) -> None:
     """Nothing of the rows stays in the file."""
     with db.write():
-        drop_rows(db, chat_id)
+        if drop_rows(db, chat_id):
+            _write_anew(db)
     db.checkpoint()
 
 
-def drop_rows(db: ChatDatabase, chat_id: str) -> None:
-    """Call inside `write`."""
-    db.sql.execute("delete from block_owners where chat_id = ?", [chat_id])
-    db.sql.execute("delete from chat_chains where chat_id = ?", [chat_id])
+def drop_rows(db: ChatDatabase, chat_id: str) -> int:
+    """How many there were. Call inside `write`."""
+    return sum(db.sql.execute(f"delete from {table} where chat_id = ?", [chat_id]).rowcount for table in HINTS)
 
 
 def clear(db: ChatDatabase, kept: Collection[bytes]) -> None:
     """Drop the rows of every fingerprint that is not in `kept`; nothing of them stays in the file."""
     names = ", ".join("?" * len(kept))
     with db.write() as sql:
-        for table in ("block_owners", "chat_chains"):
+        for table in HINTS:
             sql.execute(f"delete from {table} where fingerprint not in ({names})", list(kept))
+        _write_anew(db)
     db.checkpoint()
 
 
@@ -140,6 +142,22 @@ def owners_id(db: ChatDatabase) -> str:
         row = db.row(find)
         assert row is not None
     return str(row["value"])
+
+
+def _write_anew(db: ChatDatabase) -> None:
+    """For all its secure_delete, SQLite keeps stale copies of rows in the gaps of pages that it has rebalanced. The
+    pages of a dropped table are zeroed whole. Call inside `write`."""
+    for table in HINTS:
+        made = db.rows("select name, type, sql from sqlite_master where tbl_name = ? and sql is not null", [table])
+        for index in made:
+            if index["type"] == "index":
+                db.sql.execute(f"drop index {index['name']}")
+        db.sql.execute(f"alter table {table} rename to old_rows")
+        for part in sorted(made, key=lambda part: part["type"], reverse=True):
+            db.sql.execute(part["sql"])
+            if part["type"] == "table":
+                db.sql.execute(f"insert into {table} select * from old_rows")
+        db.sql.execute("drop table old_rows")
 
 
 def _living(db: ChatDatabase, chat_ids: set[str]) -> set[str]:

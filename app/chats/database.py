@@ -135,6 +135,13 @@ class ChatDatabase:
         if not self.is_private:
             self.sql.execute("pragma wal_checkpoint(truncate)").fetchall()
 
+    def write_anew(self) -> None:
+        """Leave in the file what the rows hold now, and nothing else. For all its secure_delete, SQLite keeps stale
+        copies of rows in the gaps of pages that it has rebalanced."""
+        if not self.is_private:
+            self.sql.execute("vacuum")
+            self.checkpoint()
+
     def close(self) -> None:
         self.sql.close()
 

@@ -43,7 +43,7 @@ def purge(db: ChatDatabase, chat_ids: Sequence[str]) -> None:
             db.sql.execute("delete from chats where id = ?", [chat_id])
         # Deleted words stay in the index's segments until these are merged.
         db.sql.execute("insert into messages_fts(messages_fts) values ('optimize')")
-    db.checkpoint()
+    db.write_anew()
 
 
 def _give_to_forks(db: ChatDatabase, chat_id: str) -> None:

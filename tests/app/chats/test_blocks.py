@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from chatkv.app.chats import database
 from chatkv.app.chats.blocks import HASH_BYTES, OwnedBlocks
 from chatkv.app.chats.errors import ChatStateError
 from chatkv.app.chats.store import ChatStore
@@ -146,20 +147,38 @@ def test_blocks_of_a_private_chat_stay_in_memory(store: ChatStore, talk: Talk) -
     assert store.owned_blocks(private) == {}
 
 
-def test_nothing_of_a_forgotten_chat_stays_in_the_files(store: ChatStore) -> None:
-    chats = [store.create_chat().id for _ in range(12)]
-    all_hashes: dict[str, list[bytes]] = {chat: [] for chat in chats}
-    for _ in range(60):
-        chat = RNG.choice(chats)
-        new = _hashes(40)
-        all_hashes[chat] += new
+@pytest.mark.parametrize("seed", [29, 30])
+def test_nothing_of_a_forgotten_chat_stays_in_the_files(
+    store: ChatStore, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """With the first seed SQLite has left copies of deleted rows in pages that it had rebalanced."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(database.secrets, "token_hex", lambda num_bytes: rng.randbytes(num_bytes).hex())
+    chats = [store.create_chat().id for _ in range(rng.choice([3, 12, 40]))]
+    own: dict[str, list[bytes]] = {chat: [] for chat in chats}
+    for _ in range(rng.choice([30, 100])):
+        chat, number = rng.choice(chats), rng.choice([1, 20, 100])
+        new = [rng.randbytes(HASH_BYTES) for _ in range(number)]
+        if rng.random() < 0.3 and any(own.values()):
+            new += own[rng.choice([other for other in chats if own[other]])][:20]
+        own[chat] += new
         _own(store, chat, new)
-        store.set_chain(chat, FIRST, 16 * len(all_hashes[chat]), all_hashes[chat])
-    for forgotten in chats[:3]:
-        store.drop_block_owners(forgotten)
-        left = _bytes_of_all_files(store)
-        assert not [value for value in all_hashes[forgotten] if value in left]
-    assert all(value in left for chat in chats[3:] for value in all_hashes[chat])
+        store.set_chain(chat, FIRST, 16 * len(own[chat]), own[chat])
+    tables = store._disk.rows("select name, sql from sqlite_master order by name")
+    forgotten, kept = chats[: len(chats) // 2], chats[len(chats) // 2 :]
+    for chat in forgotten:
+        store.drop_block_owners(chat)
+    left = _bytes_of_all_files(store)
+    of_kept = {value for chat in kept for value in own[chat]}
+    assert not [value for chat in forgotten for value in own[chat] if value not in of_kept and value in left]
+    assert not [chat for chat in forgotten if store.owned_blocks(chat)]
+    for chat in kept:
+        assert (FIRST in store.owned_blocks(chat)) == bool(own[chat])
+        assert not own[chat] or store.owned_blocks(chat)[FIRST].owned == set(own[chat])
+    assert {chain.chat_id: list(chain.hashes) for chain in store.chains(FIRST)} == {
+        chat: own[chat] for chat in kept if own[chat]
+    }
+    assert store._disk.rows("select name, sql from sqlite_master order by name") == tables
 
 
 def test_a_cleared_cache_leaves_no_rows_but_those_of_kept_fingerprints(store: ChatStore, talk: Talk) -> None:
