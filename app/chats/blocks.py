@@ -88,12 +88,11 @@ def drop_rows(db: ChatDatabase, chat_id: str) -> int:
     return sum(db.sql.execute(f"delete from {table} where chat_id = ?", [chat_id]).rowcount for table in HINTS)
 
 
-def clear(db: ChatDatabase, kept: Collection[bytes]) -> None:
-    """Drop the rows of every fingerprint that is not in `kept`; nothing of them stays in the file."""
-    names = ", ".join("?" * len(kept))
+def clear(db: ChatDatabase) -> None:
+    """Drop all rows; nothing of them stays in the file."""
     with db.write() as sql:
         for table in HINTS:
-            sql.execute(f"delete from {table} where fingerprint not in ({names})", list(kept))
+            sql.execute(f"delete from {table}")
         _write_anew(db)
     db.checkpoint()
 

@@ -49,10 +49,10 @@ class BlockOwners(ChatFiles):
         """Forget which blocks a chat owns, and its chains: nothing of them stays in the file."""
         self._run(_is_private(chat_id), lambda db: blocks.drop(db, chat_id))
 
-    def clear_block_owners(self, kept_fingerprints: Collection[bytes] = ()) -> None:
-        """The same for every chat, when all blocks of all but some fingerprints are gone from the block store."""
+    def clear_block_owners(self) -> None:
+        """The same for every chat, when all blocks are gone."""
         for is_private in (True, False) if self._private else (False,):
-            self._run(is_private, lambda db: blocks.clear(db, kept_fingerprints))
+            self._run(is_private, blocks.clear)
 
     def set_chain(self, chat_id: str, fingerprint: bytes, num_tokens: int, hashes: Sequence[bytes]) -> None:
         """The full blocks of the chat's last request, in place of those known for this fingerprint."""
