@@ -28,18 +28,17 @@ from ..widgets.first_run import FirstRun
 from ..widgets.item import TranscriptItem
 from ..widgets.notice import NoticeBar
 from ..widgets.transcript import Transcript
-from .chat_actions import SEARCH_DELAY_S, ChatActions
+from .chat_actions import SEARCH_DELAY_S
 from .composing import DRAFT_DELAY_S, FLUSH_EVERY_S
 from .keeping import ASK_EVERY_S
+from .leaving import Leaving
 from .sizes import CLASSES, size_class
 
 FRAMES_PER_S = 15
 AGES_EVERY_S = 30.0
-QUIT_AGAIN_S = 3.0
-LATE_STOP_S = 0.5
 
 
-class MainScreen(ChatActions):
+class MainScreen(Leaving):
     CSS_PATH = "main.tcss"
     BINDINGS = MAIN_BINDINGS
     AUTO_FOCUS = "#composer"
@@ -52,8 +51,6 @@ class MainScreen(ChatActions):
         self._deleted = []
         self._draft_timer: Timer | None = None
         self._search_timer: Timer | None = None
-        self._interrupted_at = 0.0
-        self._reply_ended_at = 0.0
 
     def compose(self) -> ComposeResult:
         yield Bar(id="top-bar")
@@ -121,7 +118,7 @@ class MainScreen(ChatActions):
             if isinstance(event, ReplyDone):
                 self.warm_draft_soon()
                 if event.message.status != "stopped":
-                    self._reply_ended_at = time.monotonic()
+                    self.reply_ended_at = time.monotonic()
             shown = self.session.apply(event)
             if shown is not None:
                 self._show_change(shown)
@@ -212,14 +209,7 @@ class MainScreen(ChatActions):
         context_tokens = self.board.status.model.context_tokens
         self.query_one("#chat-bar", Bar).show(left, status_parts.chat_right(summary, context_tokens, is_saved, palette))
         focused = self.focused.id if self.focused else None
-        self.query_one("#keys", Bar).show(status_parts.key_parts(focused, self._escape_does(), palette))
-
-    def _escape_does(self) -> str:
-        if self.editing is not None:
-            return "leave the edit"
-        if self.session.is_busy:
-            return "stop"
-        return "put away" if self.query_one(NoticeBar).text else "conversation"
+        self.query_one("#keys", Bar).show(status_parts.key_parts(focused, self.escape_does(), palette))
 
     def set_palette(self, palette: Palette) -> None:
         self.palette = palette
@@ -230,50 +220,6 @@ class MainScreen(ChatActions):
         self.show_bars()
 
     # Keys and messages
-
-    def action_escape(self) -> None:
-        if self.has_class("-list-open") or isinstance(self.focused, (ChatList, Input)):
-            self.leave_list()
-        elif self.editing is not None:
-            self.after_typing(self._leave_edit)
-        elif self.session.is_busy:
-            self.do(self.session.stop())
-        elif self.query_one(NoticeBar).text:
-            self.action_put_away()
-        elif time.monotonic() - self._reply_ended_at < LATE_STOP_S:
-            pass  # Meant to stop the reply that had just ended.
-        elif self.is_first_run and self.first_job is not None and self.first_job.state == "running":
-            self.do(self.cancel_first_run())
-        elif self.composer.has_focus:
-            self.set_focus(self.transcript)
-        else:
-            self.transcript.clear_mark()
-            self.set_focus(self.composer)
-
-    def action_interrupt(self) -> None:
-        selected = self.get_selected_text() or self.composer.selected_text
-        if selected:
-            self.copy(selected, "selection")
-            self.clear_selection()
-        elif self.session.is_busy:
-            self.do(self.session.stop())
-        elif time.monotonic() - self._interrupted_at < QUIT_AGAIN_S:
-            self.action_quit()
-        else:
-            self._interrupted_at = time.monotonic()
-            self.say("Ctrl+C again to quit.", timeout=QUIT_AGAIN_S)
-
-    def _leave_edit(self) -> None:
-        self.editing = None
-        self.show_composed()
-        self.show_bars()
-
-    def action_quit(self) -> None:
-        def act() -> None:
-            self.keep_composed()
-            self.app.exit(0)
-
-        self.after_typing(act)
 
     def action_move_mark(self, step: int) -> None:
         self.set_focus(self.transcript)
