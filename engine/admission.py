@@ -43,6 +43,9 @@ class Admission:
         self._planner = planner
         self._counters = counters
         self._clock = clock
+        self.waits_until_s: float | None = None
+        """By the clock: when the first of those that wait for queued blocks stops waiting. The scheduler clears it
+        before each step."""
 
     def admit(self, is_background_turn: bool, preempt: Preempt) -> None:
         """Waiting sequences by priority and age. A sequence that does not fit holds back all behind it, so that it is
@@ -78,18 +81,15 @@ class Admission:
         num_spare = self._kv.pool.num_free - self._kv.num_free_hits(kept) - self._num_committed(sequence)
         return max(min(num_evictable, num_spare), 0)
 
-    @property
-    def waits_until_s(self) -> float | None:
-        """By the clock: when the first sequence stops waiting for what is queued in a lower tier."""
-        now_s = self._clock()
-        times = [s.waits_until_s for s in self._queues.waiting if s.waits_until_s is not None]
-        return min((time_s for time_s in times if time_s > now_s), default=None)
-
     def _waits_for_queue(self, sequence: SequenceState) -> bool:
+        now_s = self._clock()
         if sequence.waits_until_s is None:
-            sequence.waits_until_s = self._clock() + PATIENCE_S
+            sequence.waits_until_s = now_s + PATIENCE_S
             self._tiers.hurry()
-        return self._clock() < sequence.waits_until_s
+        if now_s >= sequence.waits_until_s:
+            return False
+        self.waits_until_s = min(self.waits_until_s or sequence.waits_until_s, sequence.waits_until_s)
+        return True
 
     def _start(self, sequence: SequenceState, hit: Hit) -> None:
         active = sequence.active

@@ -63,9 +63,8 @@ class Engine:
         self._images = images
         self._num_arrivals = 0
         self.counters = EngineCounters()
-        self.planner = LoadPlanner(
-            lambda name: self.tiers.read_rate(name), images.image_bytes if images is not None else 0, constants
-        )
+        image_bytes = images.image_bytes if images is not None else 0
+        self.planner = LoadPlanner(lambda name: self.tiers.read_rate(name), image_bytes, constants)
         self._set_up()
 
     def reset(self) -> None:
@@ -193,6 +192,7 @@ class Engine:
         """Removes a chat's blocks from every tier, and wipes them on the device: those that it has held since the
         engine started, and those of the names `owned`. Blocks that others hold too, here or by the names `shared`,
         stay, with all before them. Requests of the owner that still run end first."""
+        assert owner, "blocks without an owner are nobody's to delete"
         self._cancel_all_of(owner)
         self.tiers.set_pinned(owner, (), is_pinned=False)
         nodes = [node for node in self.kv.tree.nodes() if owner in node.owners] + self._named(owned)
@@ -239,12 +239,8 @@ class Engine:
 
     def _end_done(self) -> list[RequestOutput]:
         """Warm requests that have done what they could."""
-        outputs = []
-        for sequence in self.scheduler.take_done():
-            outputs.append(self._outputs.end(sequence, FinishReason.STOP))
-            self.scheduler.finish(sequence)
-            self._drop_if_finished(sequence.active)
-        return outputs
+        done = [sequence.request.request_id for sequence in self.scheduler.take_done()]
+        return [output for request_id in done for output in self._end(request_id, FinishReason.STOP, None)]
 
     def _update(self, scheduled: Sequence[ScheduledTokens], result: BatchResult) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []

@@ -99,6 +99,7 @@ class Scheduler:
         """Allocates blocks for the next step. Empty only when nothing is unfinished but what waits for loads, and what
         is done."""
         plan = StepPlan(self.budget.num_tokens)
+        self._admission.waits_until_s = None
         for is_background_turn in (False, True):
             if is_background_turn and self.queues.is_running_foreground():
                 plan.budget -= max(plan.num_left - BLOCK_SIZE, 0)  # a side job may slow a chat by one small chunk only
@@ -108,7 +109,7 @@ class Scheduler:
         for sequence in sorted(plan.chunks, key=plan.chunks.__getitem__):  # who got less is served first next time
             self._num_turns += 1
             sequence.last_turn = self._num_turns
-        is_waiting = self.loading or self.take_done() or any(s.waits_until_s is not None for s in self.waiting)
+        is_waiting = self.loading or self.take_done() or self._admission.waits_until_s is not None
         assert plan.chunks or is_waiting or not (self.running or self.waiting), "the scheduler is stuck"
         return [ScheduledTokens(sequence, num_tokens) for sequence, num_tokens in plan.chunks.items()]
 

@@ -16,10 +16,13 @@ class Pins:
     def __init__(self, slots: Sequence[TierSlot]) -> None:
         self._slots = slots
         self._pinned: dict[str, dict[BlockNode, None]] = {}
+        self._owner_sets: dict[frozenset[str], frozenset[str]] = {}
+        """Most blocks of a chat have the same owners: one set for all of them."""
 
     def hold(self, node: BlockNode, owner: str) -> None:
         if owner and owner not in node.owners:
-            node.owners |= {intern(owner)}
+            owners = node.owners | {intern(owner)}
+            node.owners = self._owner_sets.setdefault(owners, owners)
             if owner in self._pinned:
                 self._pin(owner, node)
 

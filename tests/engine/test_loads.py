@@ -321,3 +321,28 @@ def test_a_reset_engine_forgets_the_device_and_keeps_the_lower_tiers() -> None:
     assert by_tier(h.ask("b", prompt(100), ONE)) == {"disk": 96}
     h.engine.set_pinned("chat", (), is_pinned=False)
     assert [copy.num_pins for copy in disk.copies()] == [0] * 6
+
+
+def test_a_copy_that_is_lost_between_the_match_and_the_read_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeTier()
+    h = Harness(tiers=[disk])
+    h.ask("old", prompt(96), ONE)
+    evict_all(h)
+    take_hits = h.engine.kv.take_hits
+
+    def lose_first(*args) -> None:  # type: ignore[no-untyped-def]
+        for copy in [copy for copy in disk.images if copy.record.position == 2]:
+            disk.lose(copy)
+        take_hits(*args)
+
+    monkeypatch.setattr(h.engine.kv, "take_hits", lose_first)
+    assert by_tier(h.ask("b", prompt(100), ONE)) == {"disk": 32}
+
+
+def test_blocks_without_an_owner_are_not_forgotten_by_accident() -> None:
+    h = Harness()
+    h.add("a", prompt(40), LONG)
+    h.step()
+    with pytest.raises(AssertionError, match="nobody's"):
+        h.engine.forget("")
+    h.take(h.engine.cancel("a"))
