@@ -45,7 +45,7 @@ def _status_lines(report: CacheReport, directory: str, cache: Mapping[str, Any])
     yield "host", _tier_line("host", report.host, report) if report.host else Text("off (for a GPU only)")
     yield "disk", _disk_line(report)
     if report.num_asked_tokens_24h:
-        yield "computed", Text(f"{_share(report.computed_tokens_24h, report)} of the prompt tokens of 24 hours")
+        yield "computed", Text(f"{_share(report.computed_tokens_24h, report)} of a day's prompt tokens")
     if report.disk.state == "on":
         yield "written", Text(_written(report.disk))
         yield "store", Text(directory)
@@ -70,7 +70,7 @@ def _tier_line(tier: str, use: TierUse, report: CacheReport) -> Text:
     num_blocks = use.used_bytes // report.block_bytes if tier == "device" else use.num_blocks  # The pool is its size.
     text.append(f"  {human_bytes(use.used_bytes)} of {human_bytes(use.limit_bytes)}, {blocks_text(num_blocks)}")
     if report.num_asked_tokens_24h:
-        text.append(f", {_share(use.hit_tokens_24h, report)} of the prompt tokens of 24 hours")
+        text.append(f", {_share(use.hit_tokens_24h, report)} of a day's prompt tokens")
     return text
 
 

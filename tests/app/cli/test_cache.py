@@ -177,7 +177,7 @@ def _lines(*arguments: str) -> list[str]:
 def test_status_tells_sizes_hit_rates_and_what_was_written(client: ScriptedClient) -> None:
     named = {line[:12].strip(): line[13:] for line in _lines("status")}
     assert named["model"] == "smollm2-135m, blocks of 16 tokens = 737.3 kB"
-    assert named["device"].startswith("████████────────  2.0 GB of 4.0 GB, 2,712 blocks, 60 % of the prompt tokens")
+    assert named["device"].startswith("████████────────  2.0 GB of 4.0 GB, 2,712 blocks, 60 % of a day's prompt tokens")
     assert named["host"].startswith("off")
     assert named["disk"].startswith("░───────────────  184.4 MB of 50.0 GB, 250 blocks, 30 % of")
     assert named["computed"].startswith("10 % of")
