@@ -270,22 +270,16 @@ class DiskStore:
     # Life
 
     def status(self) -> StoreStatus:
-        slabs = tuple(
-            SlabStatus(
-                row.model,
-                row.fingerprint,
-                self.index.num_blocks(row.id),
-                self._slabs.allocated_bytes(row.fingerprint),
-                row.used_at_s,
-                row.fingerprint in self._open,
-            )
-            for row in self.index.slabs()
-        )
+        slabs = []
+        for row in self.index.slabs():
+            num_blocks, num_bytes = self.index.num_blocks(row.id), self._slabs.allocated_bytes(row.fingerprint)
+            is_open = row.fingerprint in self._open
+            slabs.append(SlabStatus(row.model, row.fingerprint, num_blocks, num_bytes, row.used_at_s, is_open))
         return StoreStatus(
             used_bytes=self.space.used_bytes(),
             quota_bytes=self.space.quota_bytes,
             written_today_bytes=self.index.counters.written_today_bytes(),
-            slabs=slabs,
+            slabs=tuple(slabs),
             notice=self.notice,
         )
 
@@ -296,11 +290,11 @@ class DiskStore:
         self._is_closed = True
         for tier in self._tiers():
             tier.close()
-        is_quiet = self.space.lock.acquire(timeout=CLOSE_S)
+        if not self.space.lock.acquire(timeout=CLOSE_S):
+            log.warning("the disk hangs: the store stays locked until this process ends")
+            return
         try:
-            if is_quiet:
-                self._closed_slabs.release()
-            self._parts.close(is_in_order=is_quiet and not self._open)
+            self._closed_slabs.release()
+            self._parts.close(is_in_order=not self._open)
         finally:
-            if is_quiet:
-                self.space.lock.release()
+            self.space.lock.release()

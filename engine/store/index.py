@@ -215,6 +215,7 @@ class StoreIndex:
     def close(self) -> None:
         try:
             self.save_counters()
+            self.runs.save_uses()
             self.database.checkpoint()
         finally:
             self.database.close()

@@ -39,6 +39,8 @@ class StoreLock:
 
     def release(self) -> None:
         if self._fd >= 0:
+            # Not only closed: a child that is just being started holds the same lock until its exec is through.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 

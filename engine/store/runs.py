@@ -28,6 +28,8 @@ class Runs:
     def __init__(self, database: IndexDatabase, clock: Callable[[], float]):
         self._database = database
         self._clock = clock
+        self._found: set[bytes] = set()
+        """Used since this was last written down."""
         self._total_bytes: int = database.value("select coalesce(sum(length(ids)), 0) from runs")
 
     def put(self, runs: Sequence[Run]) -> None:
@@ -44,11 +46,23 @@ class Runs:
                 self._total_bytes += len(run.ids)
 
     def find(self, key: bytes) -> bytes | None:
-        return self._database.value("select ids from runs where key = ?", [key])
+        ids = self._database.value("select ids from runs where key = ?", [key])
+        if ids is not None:
+            with self._database.lock:
+                self._found.add(key)
+        return ids
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """(key, ids), the last used last."""
         return self._database.rows("select key, ids from runs order by used_at")  # type: ignore[return-value]
+
+    def save_uses(self) -> None:
+        with self._database.lock:
+            for part in chunks(sorted(self._found)):
+                marks = ",".join("?" * len(part))
+                with self._database.transaction(is_durable=False) as sql:
+                    sql.execute(f"update runs set used_at = ? where key in ({marks})", [self._clock(), *part])
+            self._found.clear()
 
     def remove_of_blocks(self, block_hashes: Sequence[bytes]) -> None:
         for part in chunks(block_hashes):
@@ -60,6 +74,8 @@ class Runs:
         self._remove([key for (key,) in self._database.rows("select key from runs where slab = ?", [slab_id])])
 
     def _make_room(self, num_bytes: int) -> None:
+        if self._total_bytes + num_bytes > MAX_RUNS_BYTES:
+            self.save_uses()
         while self._total_bytes + num_bytes > MAX_RUNS_BYTES:
             oldest = self._database.rows("select key from runs order by used_at limit ?", [CHUNK_ROWS])
             self._remove([key for (key,) in oldest])

@@ -71,8 +71,9 @@ class SlabSet:
         log.info("reading the records of %s anew: the index does not know them", fingerprint.hex())
         if row is not None:
             self._index.remove_slab(row.id)
+        # A counter of no moment: if this is interrupted, the next opening begins again.
         row = self._index.add_slab(
-            fingerprint, header.payload_bytes, header.model, header.content_sha256, header.counter
+            fingerprint, header.payload_bytes, header.model, header.content_sha256, counter=header.counter - 2
         )
         rebuild_rows(file, row, self._index, self._clock(), header.counter, on_progress)
         return True, True

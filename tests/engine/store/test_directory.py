@@ -31,6 +31,7 @@ from store_blocks import (
 from chatkv.engine.errors import EngineError, StoreUnavailableError
 from chatkv.engine.store import folder as folder_module
 from chatkv.engine.store.files import OsFiles
+from chatkv.engine.store.index import StoreIndex
 from chatkv.engine.store.record import FORMAT_VERSION
 from chatkv.engine.store.slab_header import SLAB_HEADER_BYTES
 from chatkv.engine.store.space import INDEX_RESERVE_BYTES
@@ -260,6 +261,33 @@ def test_pinned_blocks_of_other_models_stay(home: Path) -> None:
     assert store.evict_elsewhere(1 << 30) >= 10 * PAYLOAD_BYTES
     assert store.oldest_elsewhere() is None
     assert stored_names(store) == names(pinned)
+    store.close()
+
+
+def test_a_clock_that_was_set_back_keeps_nothing_from_being_evicted(home: Path) -> None:
+    now_s = [2_000_000_000.0]
+    store = open_store(home, clock=lambda: now_s[0])
+    fill(store, chain(2, seed=1))
+    now_s[0] = 1_000_000_000.0
+    oldest = store.oldest_elsewhere()
+    assert oldest is not None
+    assert oldest <= now_s[0]
+    store.close()
+
+
+def test_a_rebuild_that_was_interrupted_is_done_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_blocks(home)
+    (home / "index.db").unlink()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreIndex, "add_rows", fail)
+        with pytest.raises(StoreUnavailableError, match="broken"):
+            open_store(home)
+    store = open_store(home)
+    assert stored_names(store) == names(chain(3))
     store.close()
 
 
