@@ -15,7 +15,7 @@ from .kv_store import KvStore
 from .loaded import LoadedModel
 from .reuse import COMPUTED
 
-MAX_CHATS = 1000
+MAX_CHATS = 300
 MIN_SHARED_CHATS = 2
 
 

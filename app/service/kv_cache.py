@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any, NamedTuple
 
 from chatkv.app.chats.blocks import OwnedBlocks
+from chatkv.app.chats.store import ChatStore
 from chatkv.app.errors import UserError
 from chatkv.engine.errors import EngineClosedError
 
@@ -85,6 +86,18 @@ class KvCache:
             await self._chats.run(lambda store: store.drop_block_owners(chat_id))
         return Forgotten(num_removed, num_shared, is_complete)
 
+    async def forget_trashed(self) -> None:
+        """Chats that were deleted when the service ended in the middle of it."""
+
+        def find(store: ChatStore) -> list[str]:
+            return [chat.id for chat in store.list_chats(in_trash=True) if store.owned_blocks(chat.id)]
+
+        try:
+            for chat_id in await self._chats.run(find):
+                await self.forget(chat_id)
+        except UserError as error:
+            log.warning("deleted chats are not forgotten: %s", error.message)
+
     async def clear(self) -> Forgotten:
         """Remove everything of everybody."""
         num_removed = 0
@@ -137,7 +150,7 @@ class KvCache:
         Raises:
             ApiError: 409 there is no store on disk.
         """
-        store = self._kv_store.store
+        store = await asyncio.to_thread(self._kv_store.wait)
         if store is None:
             raise self._no_store()
         loop = asyncio.get_running_loop()
@@ -208,8 +221,8 @@ class KvCache:
         return is_meant and self._models.state is ModelState.LOADING
 
     async def _in_store(self, work: Callable[[Any], Any], default: Any = None) -> Any:
-        """In a thread; None when there is no store, `default` when it fails."""
-        store = self._kv_store.store
+        """In a thread, once the store is open; None when there is none, `default` when it fails."""
+        store = await asyncio.to_thread(self._kv_store.wait)
         if store is None:
             return None
         try:
@@ -245,4 +258,7 @@ async def _on_engine(model: LoadedModel, work: Callable[[Any], Any]) -> Any:
 
 
 async def _flush(model: LoadedModel) -> bool:
-    return await asyncio.to_thread(model.flush, FLUSH_TIMEOUT_S)
+    is_flushed = await asyncio.to_thread(model.flush, FLUSH_TIMEOUT_S)
+    if not is_flushed:
+        log.warning("the disk has not removed everything after %.0f s", FLUSH_TIMEOUT_S)
+    return is_flushed

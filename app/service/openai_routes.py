@@ -110,7 +110,8 @@ class OpenAiRoutes:
 
     def _remember(self, stream: OutputStream, completion: Completion) -> None:
         """So that the next request, which brings these answers as text, finds their exact ids; and for `why`."""
-        self.service.requests.note(stream.model, stream.request.prompt_token_ids, completion.facts)
+        if completion.facts.num_prompt_tokens:
+            self.service.requests.note(stream.model, stream.request.prompt_token_ids, completion.facts)
         for choice in completion.choices:
             self.service.text_pool.submit(
                 stream.model.text.remember,

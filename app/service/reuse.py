@@ -13,6 +13,7 @@ from .loaded import LoadedModel
 
 MAX_CHATS = 256
 COMPUTED = "computed"
+DEVICE = "device"
 _HOUR_S = 3600
 
 
@@ -98,6 +99,12 @@ class RequestLog:
         if facts.load is not None:
             self.num_load_decisions["load" if facts.load.is_loaded else "compute"] += 1
         return reuse
+
+    def note_loaded(self, facts: RequestOutput) -> None:
+        """Take in a warm request: what it brought from below, the next request will find on the device."""
+        for tier, num_tokens in facts.cached_by_tier.items():
+            if tier != DEVICE:
+                self._count(tier, num_tokens)
 
     def find(self, chat_id: str | None) -> dict[str, Any] | None:
         """None: nothing was asked since the service started, or it was forgotten."""

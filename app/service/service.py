@@ -93,7 +93,7 @@ class Service:
         self.generations = Generations(self.models, self.text_pool)
         self.requests = RequestLog(count=lambda tier, num: self._in_pool(lambda: kv_store.count(tier, num)))
         prompts = PromptMaker(self.chats, self.models, self.text_pool)
-        self.warmer = Warmer(self.chats, self.models, prompts, self.owners, self.text_pool)
+        self.warmer = Warmer(self.chats, self.models, prompts, self.owners, self.requests, self.text_pool)
         self.replies = Replies(
             self.chats,
             self.models,
@@ -118,7 +118,12 @@ class Service:
         self.kv_store.start(Hooks(self.owners.on_owned, self.owners.pinned_in, self.owners.owners_id))
         self.models.start()
         self._ticker = asyncio.create_task(self._tick())
-        self.spawn(self.chats.run(lambda store: store.purge_expired()))
+        self.spawn(self._tidy())
+
+    async def _tidy(self) -> None:
+        """What was deleted leaves: the blocks first, which only a chat that is still known can name."""
+        await self.cache.forget_trashed()
+        await self.chats.run(lambda store: store.purge_expired())
 
     async def stop(self) -> None:
         """Replies are closed as "stopped", requests cancelled, the model freed, what it held made safe, the database

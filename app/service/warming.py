@@ -25,6 +25,7 @@ from .loaded import LoadedModel
 from .model_manager import ModelManager
 from .outputs import new_request_id
 from .owners import Owners
+from .reuse import RequestLog
 from .sse import end_task
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Warmer:
         models: ModelManager,
         prompts: PromptMaker,
         owners: Owners,
+        requests: RequestLog,
         text_pool: Executor,
         draft_interval_s: float = DRAFT_INTERVAL_S,
     ):
@@ -81,6 +83,7 @@ class Warmer:
         self._models = models
         self._prompts = prompts
         self._owners = owners
+        self._requests = requests
         self._text_pool = text_pool
         self._draft_interval_s = draft_interval_s
         self._warmths: dict[str, _Warmth] = {}
@@ -240,6 +243,7 @@ class Warmer:
 
     async def _note(self, chat_id: str, running: _Running, output: RequestOutput) -> None:
         request = running.request
+        self._requests.note_loaded(output)
         is_next_turn = request.warm is WarmMode.COMPUTE and not running.is_draft
         if output.finish_reason is FinishReason.STOP and is_next_turn and output.block_hashes:
             num_tokens = len(request.prompt_token_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,42 @@ async def test_what_could_not_be_removed_is_said_and_can_be_tried_again(
     monkeypatch.undo()
     assert (await running.client.forget_cache(chat_id))["is_complete"]
     assert not tier_of(running).unflushed
+
+
+async def test_a_deletion_that_was_cut_off_is_finished_at_the_next_start(home: Path) -> None:
+    models = FakeModels()
+    async with running_service(models) as running:
+        await running.ready()
+        gone, kept = [await talk(running, f"say a text that is {name} long", system=SYSTEM) for name in ("so", "as")]
+        await running.service.chats.run(lambda store: store.trash(gone))
+        tier = tier_of(running)
+        num_blocks = len(tier.hashes)
+    async with running_service(models) as running:
+        await running.ready()
+        await until(lambda: len(tier.hashes) < num_blocks and not tier.unflushed)
+        shown = await chain_of(running, kept)
+        assert shown["runs"] == [["disk", shown["num_tokens"] // 16]]
+
+
+async def test_a_chat_deleted_while_the_store_opens_is_forgotten(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = FakeModels()
+    async with running_service(models) as running:
+        await running.ready()
+        chat_id = await talk(running)
+        tier = tier_of(running)
+    may_open, really_open = threading.Event(), models.store.open
+
+    def slow(*arguments: Any) -> Any:
+        assert may_open.wait(20)
+        return really_open(*arguments)
+
+    monkeypatch.setattr(models.store, "open", slow)
+    async with running_service(models) as running:
+        deleting = asyncio.create_task(running.client.delete_chat(chat_id))
+        await until(lambda: running.service.kv_store.state == "opening")
+        may_open.set()
+        assert (await deleting)["cache"]["num_removed"] > 0
+        assert not tier.hashes
 
 
 async def test_clear_removes_everything_of_everybody(running: Running) -> None:
