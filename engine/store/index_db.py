@@ -1,14 +1,13 @@
 """The index's SQLite file: transactions whose cost in bytes is known before they are made.
 
 One connection, exclusive, so there is no -shm file. A page goes into the WAL at most once per transaction (nothing is
-spilled), transactions are small, and the WAL is emptied as soon as it has passed WAL_LIMIT_BYTES.
+spilled), transactions are small, and once the WAL has passed WAL_LIMIT_BYTES, the next one empties it first.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import sqlite3
 import threading
@@ -18,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from .files import FILE_MODE, PAGE_BYTES, Files
-
-log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 WAL_LIMIT_BYTES = 128 * 1024
@@ -144,11 +141,6 @@ class IndexDatabase:
                     sql.execute("rollback")
                 raise
             self._files.note_commit(self.path)
-            if self.wal_bytes > WAL_LIMIT_BYTES:
-                try:
-                    self.checkpoint()
-                except OSError as error:  # The commit stands; the next transaction has to bring this off first.
-                    log.warning("cannot move the WAL into the index: %s", error)
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Raises BrokenIndexError, OSError."""

@@ -151,7 +151,8 @@ class Slab:
 
         Raises OSError, BrokenIndexError: not all of it could be done. The slots stay taken, and the next call (also
         one with no slots) tries again."""
-        self._erasing.update(slots)
+        # One that failed before may have been done by a call for others since.
+        self._erasing.update(slot for slot in slots if not self._slots.is_free(slot))
         index_error: OSError | BrokenIndexError | None = None
         try:
             self._index.remove_rows(self.id, self._erasing, is_durable=is_forgotten)

@@ -48,6 +48,9 @@ class Slots:
             self._free.add(slot)
             heapq.heappush(self._reusable if slot in self._whole else self._holes, slot)
 
+    def is_free(self, slot: int) -> bool:
+        return slot in self._free or slot >= self.num_slots
+
     def is_whole(self, slot: int) -> bool:
         """Its whole range is allocated."""
         return slot in self._whole

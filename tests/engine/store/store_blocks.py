@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from chatkv.engine.store.cipher import Cipher
 from chatkv.engine.store.directory import DiskStore
 from chatkv.engine.store.files import Files, OsFiles
-from chatkv.engine.store.index import StoreIndex
+from chatkv.engine.store.index import BlockRow, StoreIndex
 from chatkv.engine.store.slab import Slab
 from chatkv.engine.store.slab_header import SlabHeader, write_slab_header
 from chatkv.engine.tiers.tier import BlockRecord
@@ -24,6 +25,7 @@ OTHER_FINGERPRINT = bytes(range(32, 64))
 KEY = b"k" * 32
 MASTER_KEY = b"m" * 32
 QUOTA_BYTES = 64 << 20
+MARK = b"MARK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,33 @@ def read(slab: Slab, slot: int, expected: BlockRecord | None = None) -> Block:
     memory = memoryview(bytearray(PAYLOAD_BYTES))
     record = slab.read(slot, memory, expected)
     return Block(record, bytes(memory))
+
+
+def churn(index: StoreIndex, slab_id: int) -> tuple[set[bytes], set[bytes]]:
+    """Rows of mixed lengths come and go, so that SQLite rebalances pages; marked pieces of those that are there, and
+    of those that were."""
+    random = Random(5)
+    held: dict[int, list[bytes]] = {}
+    gone: set[bytes] = set()
+    for _ in range(250):
+        rows = []
+        for slot in random.sample(range(20_000), 30):
+            if slot not in held:
+                name, head, tail = (MARK + random.randbytes(12) for _ in range(3))
+                ids = head + random.randbytes(32) + tail
+                extra = random.randbytes(random.choice([0, 0, 0, 30, 900, 3000]))
+                rows.append(BlockRow(slot, name, bytes(16), 0, ids, extra, 1.0, 1.0, None))
+                held[slot] = [name, head, tail]
+        index.add_rows(slab_id, rows, 0, 0)
+        slots = random.sample(sorted(held), random.randrange(1, 30))
+        gone |= {piece for slot in slots for piece in held.pop(slot)}
+        index.remove_rows(slab_id, slots, is_durable=False)
+    return {piece for pieces in held.values() for piece in pieces}, gone
+
+
+def marked_pieces(directory: Path) -> set[bytes]:
+    left = all_bytes(directory)
+    return {left[found.start() : found.start() + 16] for found in re.finditer(MARK, left)}
 
 
 def open_store(directory: Path, **options: Any) -> DiskStore:

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from store_blocks import SLOT_BYTES, SlabBench, all_bytes, chain, names, read
+from store_blocks import SLOT_BYTES, SlabBench, all_bytes, chain, churn, marked_pieces, names, read
 
 from chatkv.engine.store.cipher import Cipher
 from chatkv.engine.store.files import Buffer, OsFile, OsFiles, StoreFile
@@ -149,9 +149,11 @@ def test_hits_are_kept(bench: SlabBench) -> None:
 
 def test_of_forgotten_blocks_nothing_is_in_any_file(bench: SlabBench) -> None:
     kept, gone, evicted = chain(3, seed=1), chain(4, seed=2, extra=b"secret salt of theirs"), chain(2, seed=3)
+    evicted_slots = bench.save(evicted)
     bench.save(kept)
     slots = bench.save(gone)
-    bench.slab.erase(bench.save(evicted))
+    bench.slab.erase(evicted_slots)
+    assert evicted[0].image[:64] in all_bytes(bench.path.parent) or bench.cipher
     bench.slab.erase(slots, is_forgotten=True)
     left = all_bytes(bench.path.parent)
     for block in gone:
@@ -164,6 +166,39 @@ def test_of_forgotten_blocks_nothing_is_in_any_file(bench: SlabBench) -> None:
     if bench.cipher is None:
         assert kept[0].image in left
         assert left.count(kept[0].record.packed_ids) == 2, "the search finds what is there"
+
+
+def test_forgetting_reaches_what_earlier_deletes_have_left_in_the_index(folder: Path) -> None:
+    bench = SlabBench(folder)
+    held, gone = churn(bench.index, bench.slab.id)
+    bench.index.database.checkpoint()
+    assert marked_pieces(folder) & gone, "this test needs a page whose gap holds a piece of a row"
+    bench.slab.erase((), is_forgotten=True)
+    assert marked_pieces(folder) == held
+
+
+def test_a_full_disk_that_refuses_the_rows_still_gets_its_room_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = SlabBench(folder)
+    kept, gone = chain(2, seed=1), chain(2, seed=2)
+    slots = bench.save([*gone, *kept])
+    before = bench.slab.allocated_bytes
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.index, "remove_rows", fail)
+        with pytest.raises(OSError, match="full"):
+            bench.slab.erase(slots[:2], is_punched=True)
+    assert bench.slab.allocated_bytes <= before - 2 * SLOT_BYTES
+    assert bench.slab.take_slot() == 4, "their rows are still there"
+    with pytest.raises(BadRecordError):
+        read(bench.slab, slots[0], gone[0].record)
+    bench.slab.erase(())
+    assert bench.slab.take_slot() == 0
+    assert bench.index.num_blocks(bench.slab.id) == 2
 
 
 def test_encrypted_blocks_show_neither_ids_nor_images(folder: Path) -> None:
