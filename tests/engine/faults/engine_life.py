@@ -15,6 +15,9 @@ from chatkv.engine.store.directory import DiskStore
 from chatkv.engine.store.files import Files, OsFiles
 
 IMAGE_BYTES = 4096
+MAX_LOAD_S = 30.0
+QUEUED_S = 0.1
+"""Given to a disk that works to store what a request waits for; then the clock moves on."""
 ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 Ids = tuple[int, ...]
 
@@ -46,8 +49,15 @@ class Life(Harness):
             self._has_news.clear()
             self.step()
             if self.engine.is_waiting:
-                assert self._has_news.wait(30), "the engine waits for something that never comes"
+                self._wait()
         return answer
+
+    def _wait(self) -> None:
+        is_loading = self.engine.loads.stalls_at_s is not None
+        if not self._has_news.wait(MAX_LOAD_S if is_loading else QUEUED_S):
+            assert not is_loading, "a load neither ends nor says anything"
+            assert self.engine.wait_s is not None, "the engine waits for something that never comes"
+            self.now_s += self.engine.wait_s + 0.01
 
     def settle(self) -> None:
         """What was computed is on disk."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from threading import RLock
 
-from volume import Change, Commit, Crash, Create, Entry, Mark, Remove, Sync, SyncNames, Volume, resize
+from volume import Change, Commit, Crash, Create, Entry, Mark, Remove, Sync, SyncNames, Volume
 
 from chatkv.engine.store.files import Buffer
 
@@ -170,27 +170,42 @@ def crash_points(log: Sequence[Entry], random: Random, num_drawn: int) -> Iterat
     """Every moment between two operations x what may be left of the files x what may be left of the index."""
     volume = Volume()
     commits: list[Commit] = []
-    alive: frozenset[bytes] = frozenset()
-    forgotten: frozenset[bytes] = frozenset()
+    known = Mark()
     for index, entry in enumerate(log):
         if isinstance(entry, Mark):
-            alive, forgotten = entry.alive, entry.forgotten
+            known = entry
             continue
         if isinstance(entry, Commit):
             commits.append(entry)
         volume.apply(entry)
-        following = next((other for other in log[index + 1 :] if isinstance(other, Mark)), None)
-        required = alive & following.alive if following else alive
         for crash in volume.crashes(random, num_drawn):
-            for name, database, is_durable in _databases(commits, log[index + 1 :], random):
-                owed = required if is_durable else frozenset()
-                where = f"after entry {index} ({type(entry).__name__}); {crash.how}; index: {name}"
-                yield CrashPoint(crash, database, owed, forgotten, where)
+            where = f"after entry {index} ({type(entry).__name__}); {crash.how}"
+            for name, database, is_durable in _databases(commits, random):
+                owed = _owed(known, log, index + 1) if is_durable else frozenset()
+                yield CrashPoint(crash, database, owed, known.forgotten, f"{where}; index: {name}")
+            under_way, mark = _next_operation(log, index + 1, known)
+            if under_way is not None and isinstance(commit := log[under_way], Commit):
+                owed = _owed(mark, log, under_way + 1)
+                yield CrashPoint(crash, commit.database, owed, mark.forgotten, f"{where}; index: of the next commit")
 
 
-def _databases(
-    commits: Sequence[Commit], later: Sequence[Entry], random: Random
-) -> Iterator[tuple[str, Mapping[str, bytes], bool]]:
+def _owed(known: Mark, log: Sequence[Entry], start: int) -> frozenset[bytes]:
+    """What was safe, and has not begun to go before the next mark."""
+    following = next((entry for entry in log[start:] if isinstance(entry, Mark)), known)
+    return known.alive & following.alive
+
+
+def _next_operation(log: Sequence[Entry], start: int, known: Mark) -> tuple[int | None, Mark]:
+    """Its place in the log, and the last mark before it."""
+    for index in range(start, len(log)):
+        entry = log[index]
+        if not isinstance(entry, Mark):
+            return index, known
+        known = entry
+    return None, known
+
+
+def _databases(commits: Sequence[Commit], random: Random) -> Iterator[tuple[str, Mapping[str, bytes], bool]]:
     """(what it is, SQLite's files, whether all that was committed must be found with it)."""
     yield "absent", {}, True
     if commits:
@@ -198,9 +213,3 @@ def _databases(
         yield "garbage", {name: random.randbytes(len(content)) for name, content in commits[-1].database.items()}, True
     if len(commits) > 1:
         yield "older", random.choice(commits[:-1]).database, False
-    following = next((entry for entry in later if not isinstance(entry, Mark)), None)
-    if isinstance(following, Commit):
-        yield "as of the commit under way", following.database, True
-
-
-__all__ = ["CrashPoint", "RecordingFile", "RecordingFiles", "crash_points", "resize"]

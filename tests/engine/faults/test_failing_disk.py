@@ -81,6 +81,23 @@ def test_c6_when_the_disk_has_room_again_the_store_goes_on(driver: DiskDriver, f
     assert check_contents(driver, blocks).keys() == names(blocks)
 
 
+def test_a_delete_that_failed_is_done_once_the_disk_works_again(driver: DiskDriver, files: FaultyFiles) -> None:
+    """Forgotten and evicted blocks, tried again together; then their slots serve new blocks."""
+    forgotten, evicted, later = chain(3, seed=1), chain(3, seed=2), chain(9, seed=3)
+    driver.save(forgotten)
+    driver.save(evicted)
+    files.hook = failing("write", EIO)
+    driver.tier.remove([driver.copies[block.name] for block in forgotten], is_forgotten=True)
+    driver.tier.flush(0.5)
+    driver.tier.remove([driver.copies[block.name] for block in evicted], is_forgotten=False)
+    files.hook = None
+    driver.settle()
+    driver.copies.clear()
+    driver.save(later)
+    assert check_contents(driver, later).keys() == names(later)
+    assert driver.tier.stats().notice is None
+
+
 def test_c5_eio_at_a_read_is_a_miss(driver: DiskDriver, files: FaultyFiles) -> None:
     blocks = chain(3, seed=1)
     driver.save(blocks)
