@@ -16,7 +16,8 @@ from .chats_thread import ChatsThread
 from .errors import ApiError
 from .kv_store import STORE_ERRORS, KvStore
 from .loaded import LoadedModel
-from .model_manager import Installed, ModelManager, ModelState
+from .model_choice import Installed
+from .model_manager import ModelManager, ModelState
 from .reuse import RequestLog
 from .warming import Warmer
 

@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
-from chatkv.app.errors import UserError
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.settings import Settings
 from chatkv.engine.errors import QueueFullError
@@ -21,10 +20,10 @@ from .errors import ApiError, not_found
 from .last_model import LastModel
 from .load_thread import LoadThread
 from .loaded import LoadedModel, Loader
+from .model_choice import ALIASES, Installed, ModelChoice
 from .sse import end_task
 
 log = logging.getLogger(__name__)
-ALIASES = frozenset({"", "default", "local"})
 
 
 class ModelState(StrEnum):
@@ -34,16 +33,6 @@ class ModelState(StrEnum):
     FAILED = "failed"
     UNLOADED = "unloaded"
     """Out of memory because nobody asked for long; the next request loads it again."""
-
-
-class Installed(Protocol):
-    """The installed models; see `chatkv.app.hub.installed`."""
-
-    def list(self) -> list[InstalledModel]: ...
-
-    def get(self, name: str) -> InstalledModel: ...
-
-    def remove(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -68,6 +57,7 @@ class ModelManager:
         on_change: Callable[[], None],
     ):
         self._installed = installed
+        self._choice = ModelChoice(installed, settings, last_model)
         self._loader = loader
         self._settings = settings
         self._last_model = last_model
@@ -125,20 +115,10 @@ class ModelManager:
         Raises:
             ApiError: 404 naming what is installed; 400 when the model's folder is damaged.
         """
-        wanted = (model_id or "").strip()
-        if (loaded := self.loaded) is not None and wanted in ALIASES | {loaded.name}:
+        loaded = self.loaded
+        if loaded is not None and (model_id or "").strip() in ALIASES | {loaded.name}:
             return loaded.installed
-        if wanted in ALIASES or (self._settings.any_model and not self._is_installed(wanted)):
-            wanted = self._default_name()
-        try:
-            return self._installed.get(wanted)
-        except UserError as error:
-            if self._is_installed(wanted):
-                raise ApiError(400, str(error), "model_unusable", param="model") from error
-            names = ", ".join(model.name for model in self._installed.list()) or "none; get one with: chatkv pull"
-            raise ApiError(
-                404, f"The model '{wanted}' is not installed. Installed: {names}.", "model_not_found", param="model"
-            ) from error
+        return self._choice.resolve(model_id, self.current_name or self._unloaded_name)
 
     async def lease(self, model_id: str | None) -> LoadedModel:
         """Wait until the model is ready, and keep it from being swapped until `release`.
@@ -170,8 +150,8 @@ class ModelManager:
 
     def start(self) -> None:
         """Load the last used or the default model, if it is installed."""
-        name = self._default_name()
-        if self._is_installed(name) and not self._is_closed:
+        name = self._choice.default_name()
+        if self._choice.is_installed(name) and not self._is_closed:
             self._begin_loading(name)
 
     def load_soon(self, model_id: str) -> None:
@@ -220,7 +200,7 @@ class ModelManager:
         Raises:
             ApiError: 404 not installed; 409 it is loaded and `is_forced` is false, or it answers right now.
         """
-        if not self._is_installed(name):
+        if not self._choice.is_installed(name):
             raise not_found(f"The model '{name}' is not installed.", "model_not_found")
         if name == self.current_name:
             if not is_forced:
@@ -308,19 +288,6 @@ class ModelManager:
     def _set_progress(self, share: float) -> None:
         self._progress = share
         self._on_change()
-
-    def _is_installed(self, name: str) -> bool:
-        return any(model.name == name for model in self._installed.list())
-
-    def _default_name(self) -> str:
-        """The model that is or was loaded, else the last used, else the setting's, else the only one there is."""
-        if (name := self.current_name or self._unloaded_name) is not None:
-            return name
-        names = [model.name for model in self._installed.list() if model.is_usable]
-        for name in (self._last_model.read(), self._settings.model):
-            if name in names:
-                return name
-        return names[0] if names else self._settings.model
 
 
 def _stopping() -> ApiError:

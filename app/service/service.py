@@ -36,7 +36,8 @@ from .kv_store import Hooks, KvStore
 from .last_model import LastModel
 from .loaded import LoadedModel, Loader
 from .metrics import Metrics
-from .model_manager import Installed, ModelManager, ModelState
+from .model_choice import Installed
+from .model_manager import ModelManager, ModelState
 from .owners import Owners
 from .replies import Replies
 from .reuse import RequestLog
