@@ -83,18 +83,19 @@ def test_c6_when_the_disk_has_room_again_the_store_goes_on(driver: DiskDriver, f
 
 def test_a_delete_that_failed_is_done_once_the_disk_works_again(driver: DiskDriver, files: FaultyFiles) -> None:
     """Forgotten and evicted blocks, tried again together; then their slots serve new blocks."""
-    forgotten, evicted, later = chain(3, seed=1), chain(3, seed=2), chain(9, seed=3)
-    driver.save(forgotten)
-    driver.save(evicted)
+    forgotten, evicted, kept, later = (chain(3, seed=seed) for seed in range(4))
+    for blocks in (forgotten, evicted, kept):
+        driver.save(blocks)
     files.hook = failing("write", EIO)
     driver.tier.remove([driver.copies[block.name] for block in forgotten], is_forgotten=True)
     driver.tier.flush(0.5)
     driver.tier.remove([driver.copies[block.name] for block in evicted], is_forgotten=False)
     files.hook = None
     driver.settle()
-    driver.copies.clear()
+    for block in forgotten + evicted:
+        del driver.copies[block.name]
     driver.save(later)
-    assert check_contents(driver, later).keys() == names(later)
+    assert check_contents(driver, kept + later).keys() == names(kept + later)
     assert driver.tier.stats().notice is None
 
 
