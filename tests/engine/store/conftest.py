@@ -27,3 +27,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def any_folder(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     """For what file systems do differently: one in memory, and the one that tests run on."""
     return folder if request.param == "memory" else tmp_path
+
+
+@pytest.fixture
+def home(folder: Path) -> Path:
+    """Where a store is to be."""
+    return folder / "kv"

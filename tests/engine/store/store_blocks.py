@@ -16,7 +16,8 @@ from chatkv.engine.store.files import Files, OsFiles
 from chatkv.engine.store.index import BlockRow, StoreIndex
 from chatkv.engine.store.slab import Slab
 from chatkv.engine.store.slab_header import SlabHeader, write_slab_header
-from chatkv.engine.tiers.tier import BlockRecord
+from chatkv.engine.tiers.disk_tier import DiskTier
+from chatkv.engine.tiers.tier import BlockRecord, TierCopy
 
 PAYLOAD_BYTES = 8192
 SLOT_BYTES = 4096 + PAYLOAD_BYTES
@@ -77,6 +78,11 @@ class SlabBench:
     def close(self) -> None:
         self.slab.close()
         self.index.close()
+
+
+def reopened(bench: SlabBench) -> SlabBench:
+    bench.close()
+    return SlabBench(bench.path.parent, bench.cipher)
 
 
 def save(slab: Slab, blocks: Sequence[Block], hit_at_s: float = 100.0) -> list[int]:
@@ -145,6 +151,23 @@ def fill(
         copies[block.name] = copy
     assert tier.flush(30)
     tier.close()
+
+
+def with_blocks(directory: Path) -> None:
+    """A closed store with one chain of three."""
+    store = open_store(directory)
+    fill(store, chain(3))
+    store.close()
+
+
+def fill_open(tier: DiskTier, blocks: Sequence[Block]) -> None:
+    """Store one chain through an open tier."""
+    copies: dict[bytes, TierCopy | None] = {}
+    for block in blocks:
+        copies[block.name] = tier.store(
+            block.record, copies.get(block.record.parent_hash), memoryview(block.image), "", False
+        )
+    assert tier.flush(30)
 
 
 def stored_names(store: DiskStore, fingerprint: bytes = FINGERPRINT) -> set[bytes]:
