@@ -130,6 +130,12 @@ class RunningService:
                 return int(line.split()[1]) * 1024
         return 0
 
+    def kill(self) -> None:
+        """As a loss of power, but for what the system itself still writes."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
+
     def stop(self) -> None:
         if self.process and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
