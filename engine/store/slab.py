@@ -6,6 +6,7 @@ its row makes it visible, and its row is gone before the record is touched again
 
 from __future__ import annotations
 
+import errno
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -161,9 +162,7 @@ class Slab:
             index_error = error
         for slot in self._erasing:
             self._data_keys.pop(slot, None)
-        self._zero_headers(sorted(self._erasing))
-        if is_punched or is_forgotten:
-            self._punch(sorted(self._erasing))
+        self._blank(sorted(self._erasing), is_punched=is_punched or is_forgotten)
         if is_forgotten:
             self.punch_free()
         if index_error:
@@ -189,8 +188,20 @@ class Slab:
     def close(self) -> None:
         self._file.close()
 
+    def _blank(self, slots: Sequence[int], *, is_punched: bool) -> None:
+        """No header of theirs is left; with `is_punched`, nothing at all."""
+        try:
+            self._zero_headers(slots)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # A full file system that copies on write has no room for zeros either. A hole needs none.
+            is_punched = True
+        if is_punched:
+            self._punch(slots)
+
     def _zero_headers(self, slots: Sequence[int]) -> None:
-        present = [slot for slot in slots if self._offset(slot) < self._size]
+        present = [slot for slot in slots if self._offset(slot) < self._size and self._slots.is_written(slot)]
         for slot in present:
             self._file.pwrite([_ZERO_HEADER], self._offset(slot))
         if present:
@@ -215,7 +226,7 @@ class Slab:
 
     def _sweep(self) -> None:
         """What an interrupted write or delete has left: free slots that hold a record, rows that cannot be true."""
-        ranges = self._file.data_ranges() if self._slots.num_free else []
+        ranges = self._file.data_ranges()
         records = []
         for slot, is_whole in _slots_in(ranges, self._slots.free, self._offset, self.slot_bytes):
             self._slots.note_written(slot, is_whole=is_whole)
@@ -223,9 +234,11 @@ class Slab:
             self._file.pread_into([page], self._offset(slot))
             if page != _ZERO_HEADER:
                 records.append(slot)
+        for start, end in ranges:
+            first = max(0, -(-(start - SLAB_HEADER_BYTES) // self.slot_bytes))
+            self._slots.note_allocated(range(first, (end - SLAB_HEADER_BYTES) // self.slot_bytes))
         if records:
-            self._zero_headers(records)
-            self._punch(records)
+            self._blank(records, is_punched=True)
         if self._erasing:
             self.erase((), is_punched=True)
         elif records:

@@ -16,7 +16,8 @@ class Slots:
         self._holes = sorted(self._free)
         self._reusable: list[int] = []
         """Heaps, like `_holes`; either may name places that are no longer free, or no longer of its kind."""
-        self._residue: set[int] = set()
+        self._residue = set(used)
+        """Places that may hold bytes."""
         self._whole: set[int] = set()
 
     @property
@@ -54,6 +55,14 @@ class Slots:
     def is_whole(self, slot: int) -> bool:
         """Its whole range is allocated."""
         return slot in self._whole
+
+    def is_written(self, slot: int) -> bool:
+        """It may hold bytes."""
+        return slot in self._residue
+
+    def note_allocated(self, slots: range) -> None:
+        """By the file system, as it was found at the opening; free ones among them were noted before."""
+        self._whole.update(slots)
 
     def note_written(self, slot: int, *, is_whole: bool) -> None:
         """It holds bytes now; `is_whole`: in all of its range."""

@@ -170,6 +170,18 @@ def test_of_forgotten_blocks_nothing_is_in_any_file(bench: SlabBench) -> None:
         assert left.count(kept[0].record.packed_ids) == 2, "the search finds what is there"
 
 
+def test_what_was_stored_before_a_restart_is_reused_at_no_cost_and_forgotten_as_well(bench: SlabBench) -> None:
+    evicted, gone = chain(2, seed=1), chain(3, seed=2)
+    evicted_slots, gone_slots = bench.save(evicted), bench.save(gone)
+    again = reopened(bench)
+    again.slab.erase(evicted_slots)
+    assert [again.slab.new_bytes(slot) for slot in evicted_slots] == [0, 0]
+    again.slab.erase(gone_slots[1:], is_forgotten=True)
+    left = all_bytes(again.path)
+    assert all(block.image[:64] not in left for block in [*evicted, *gone[1:]])
+    assert again.slab.new_bytes(evicted_slots[0]) > SLOT_BYTES
+
+
 def test_forgetting_reaches_what_earlier_deletes_have_left_in_the_index(folder: Path) -> None:
     bench = SlabBench(folder)
     held, gone = churn(bench.index, bench.slab.id)

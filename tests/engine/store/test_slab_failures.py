@@ -27,10 +27,11 @@ class Log(OsFiles):
     def __init__(self) -> None:
         self.operations: list[str] = []
         self.fails: Callable[[str], bool] = lambda operation: False
+        self.errno = errno.EIO
 
     def note(self, operation: str) -> None:
         if self.fails(operation):
-            raise OSError(errno.EIO, "broken")
+            raise OSError(self.errno, "broken")
         self.operations.append(operation)
 
     def open(self, path: Path) -> StoreFile:
@@ -150,3 +151,34 @@ def test_a_full_disk_that_refuses_the_rows_still_gets_its_room_back(
     bench.slab.erase(())
     assert bench.slab.take_slot() == 0
     assert bench.index.num_blocks(bench.slab.id) == 2
+
+
+def test_a_disk_without_room_for_zeros_gets_holes(logged: tuple[SlabBench, Log]) -> None:
+    bench, log = logged
+    blocks = chain(3)
+    slots = bench.save(blocks)
+    log.errno = errno.ENOSPC
+    log.fails = lambda operation: operation.startswith("write")
+    bench.slab.erase(slots[1:])
+    left = all_bytes(bench.path.parent)
+    assert blocks[0].image in left
+    assert all(block.image[:64] not in left for block in blocks[1:])
+
+
+def test_a_delete_that_is_tried_again_allocates_nothing_in_its_holes(
+    logged: tuple[SlabBench, Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, log = logged
+    slots = bench.save(chain(3))
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "the index cannot grow")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.index, "remove_rows", fail)
+        with pytest.raises(OSError, match="grow"):
+            bench.slab.erase(slots[1:], is_punched=True)
+    log.operations.clear()
+    bench.slab.erase((), is_punched=True)
+    assert "write 4096" not in log.operations
+    assert bench.slab.num_slots == 1
