@@ -108,12 +108,13 @@ insert into messages_fts(messages_fts) values ('rebuild');
 
 # Which cached KV blocks (16-byte keyed hashes) belong to which chat, under every fingerprint that they were computed
 # for, and the chain of each chat's last request. `owners_id` names this table's life: when the rows are lost, a new one
-# tells the block store that it holds blocks whose owners nobody knows any more.
+# tells the block store that it holds blocks whose owners nobody knows any more. The key's columns come first: where
+# others stand before them in a table without rowids, SQLite 3.40's checks see NULLs, and the file passes for damaged.
 _STEP_3 = """
 create table block_owners (
+    block_hash blob not null,
     chat_id text not null,
     fingerprint blob not null,
-    block_hash blob not null,
     primary key (block_hash, chat_id)
 ) without rowid;
 create index block_owners_by_chat on block_owners(chat_id);
@@ -144,7 +145,7 @@ EXPECTED_COLUMNS = {
     "reply_chunks": "message_id, position, text, tokenizer_hash, ids",
     "damaged": "id, table_name, row_id, column_name, reason, raw, found_at",
     "messages_fts": "content",
-    "block_owners": "chat_id, fingerprint, block_hash",
+    "block_owners": "block_hash, chat_id, fingerprint",
     "chat_chains": "chat_id, fingerprint, num_tokens, hashes, updated_at",
 }
 HINTS = ("block_owners", "chat_chains")

@@ -348,6 +348,20 @@ def test_an_unclean_stop_without_damage_reports_none(store: ChatStore, talk: Tal
         assert Talk(again, talk.chat).texts() == ["a", "b"]
 
 
+def test_after_an_unclean_stop_the_owners_of_blocks_are_known_still(store: ChatStore, talk: Talk) -> None:
+    """B5: SQLite's own check took a table whose key columns do not come first for damaged, after every kill."""
+    talk.exchange("a", "b")
+    hashes = [bytes([number]) * 16 for number in range(5)]
+    store.add_block_owners(b"f" * 32, [(talk.chat.id, name) for name in hashes])
+    store.set_chain(talk.chat.id, b"f" * 32, 80, hashes)
+    owners_id = store.owners_id
+    with _reopened_after_a_kill(store) as again:
+        assert again.salvage_report is None
+        assert again.owners_id == owners_id
+        assert again.owned_blocks(talk.chat.id)[b"f" * 32].owned == frozenset(hashes)
+        assert again._disk.sql.execute("pragma integrity_check").fetchall() == [("ok",)]
+
+
 def test_a_folder_in_the_files_place_is_said_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "chats.db"
     (file / "something").mkdir(parents=True)
