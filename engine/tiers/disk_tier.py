@@ -15,7 +15,7 @@ from .read_pool import ReadPool
 from .read_rate import ReadRate
 from .score import HitClock
 from .store_writer import GROUP_AGE_S, GROUP_BYTES, StoreWriter
-from .tier import BlockRecord, CopyState, LoadJob, TierCopy, TierStats
+from .tier import BlockRecord, CopyState, LoadJob, Owners, TierCopy, TierStats
 from .write_queue import QueuedBlock, WriteQueue
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class DiskTier:
             return self._state.copies.stored()
 
     def store(
-        self, record: BlockRecord, parent: TierCopy | None, image: memoryview, owner: str, is_pinned: bool
+        self, record: BlockRecord, parent: TierCopy | None, image: memoryview, owners: Owners, is_pinned: bool
     ) -> TierCopy | None:
         if len(record.extra) > MAX_EXTRA_BYTES:
             return None
@@ -103,7 +103,7 @@ class DiskTier:
                 state.queue.give_back(buffer)
                 return None
             copy = state.copies.add(record, parent, int(is_pinned))
-            state.queue.put(QueuedBlock(copy, owner, buffer, self._monotonic()))
+            state.queue.put(QueuedBlock(copy, owners, buffer, self._monotonic()))
             self._writer.queued()
             return copy
 

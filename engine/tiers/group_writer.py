@@ -132,6 +132,7 @@ class GroupWriter:
     def _pop_victims(self, count: int) -> list[int]:
         slots: list[int] = []
         while len(slots) < count and (victim := self._state.copies.leaves.pop()) is not None:
+            victim.is_evicted = True
             dropped = self._state.copies.drop([victim])
             self._state.copies.tell(dropped)
             self._state.num_evicted += len(dropped)
@@ -161,7 +162,7 @@ class GroupWriter:
 
     def _commit(self, written: Sequence[tuple[QueuedBlock, int]]) -> None:
         kept = [(block, slot) for block, slot in written if block.copy.state is CopyState.QUEUED]
-        owned = [(block.owner, block.copy.record.block_hash) for block, _ in kept if block.owner]
+        owned = [(owner, block.copy.record.block_hash) for block, _ in kept for owner in sorted(block.owners())]
         try:
             if owned and self._store.on_owned is not None:
                 self._store.on_owned(self._slab.fingerprint, owned)

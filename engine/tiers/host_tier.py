@@ -11,7 +11,7 @@ import torch
 from .copy_set import CopySet
 from .read_rate import ReadRate
 from .score import HitClock
-from .tier import BlockRecord, CopyState, LoadJob, TierCopy, TierStats
+from .tier import BlockRecord, CopyState, LoadJob, Owners, TierCopy, TierStats
 
 ALL_PINNED = "The memory for cached chats holds nothing but pinned chats: new blocks are not kept there."
 
@@ -54,7 +54,7 @@ class HostTier:
             return self._copies.stored()
 
     def store(
-        self, record: BlockRecord, parent: TierCopy | None, image: memoryview, owner: str, is_pinned: bool
+        self, record: BlockRecord, parent: TierCopy | None, image: memoryview, owners: Owners, is_pinned: bool
     ) -> TierCopy | None:
         with self._lock:
             if parent is not None and parent.state is not CopyState.STORED:
@@ -76,7 +76,9 @@ class HostTier:
 
     def start_load(self, copies: Sequence[TierCopy], deadline_s: float) -> LoadJob:
         with self._lock:
-            return _HostLoad(self, self._copies.begin_read(copies))
+            load = _HostLoad(self, self._copies.begin_read(copies))
+        self.on_change()
+        return load
 
     def touch(self, copies: Sequence[TierCopy]) -> None:
         with self._lock:
@@ -127,6 +129,7 @@ class HostTier:
         victim = self._copies.leaves.pop()
         if victim is None:
             return False
+        victim.is_evicted = True
         self._copies.tell(self._copies.drop([victim]))
         self._free_slot(victim)
         self._num_evicted += 1

@@ -8,7 +8,7 @@ to fetch.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 from ..config import BLOCK_SIZE
 
 _IDS = struct.Struct(f"<{BLOCK_SIZE}I")
+Owners = Callable[[], Collection[str]]
+"""Who owns a block now. Any thread may ask."""
 
 
 class BlockRecord(NamedTuple):
@@ -65,6 +67,8 @@ class TierCopy:
     """Decayed count as of `hit_at_s`."""
     hit_at_s: float = 0.0
     """Wall clock, seconds."""
+    is_evicted: bool = False
+    """GONE to make room: it is not stored again before somebody uses it, unlike what was lost."""
 
 
 class LoadJob(Protocol):
@@ -123,10 +127,11 @@ class LowerTier(Protocol):
         ...
 
     def store(
-        self, record: BlockRecord, parent: TierCopy | None, image: memoryview, owner: str, is_pinned: bool
+        self, record: BlockRecord, parent: TierCopy | None, image: memoryview, owners: Owners, is_pinned: bool
     ) -> TierCopy | None:
-        """Accept a block: `image` is copied before the call returns. None: refused (queue full, parent gone, nothing to
-        evict); it may be offered again. Never blocks on the disk."""
+        """Accept a block: `image` is copied before the call returns; `owners` is asked when it is about to be safe.
+        None: refused (queue full, parent gone, nothing to evict); it may be offered again. Never blocks on the
+        disk."""
         ...
 
     def start_load(self, copies: Sequence[TierCopy], deadline_s: float) -> LoadJob:

@@ -79,7 +79,7 @@ class TierManager:
         """Offers blocks of the device that a tier lacks, oldest first, each with what its chain lacks before it. A tier
         that refuses is asked again next time."""
         for slot in self._slots:
-            self._store_in(slot, budget_bytes // slot.tier.image_bytes)
+            self._store_in(slot, max(budget_bytes // slot.tier.image_bytes, 1))
 
     def hurry(self) -> None:
         """Somebody waits for blocks that are only queued."""
@@ -162,7 +162,7 @@ class TierManager:
 
     def _store_in(self, slot: TierSlot, num_blocks: int) -> None:
         slot.is_refusing = False
-        for node in list(islice(slot.unstored, max(num_blocks, 1))):
+        for node in list(islice(slot.unstored, num_blocks)):
             for missing in slot.missing_chain(node):
                 if num_blocks <= 0:
                     return
@@ -180,8 +180,8 @@ class TierManager:
         assert not node.is_transient, "a transient block would leave memory"
         record = BlockRecord(node.block_hash, node.parent.block_hash, node.position, node.packed_ids, node.extra)
         image = self._images.read(node.device_block_id)
-        owner = min(node.owners, default="")
-        copy = slot.tier.store(record, slot.copy_of(node.parent), image, owner, bool(node.pinned_by))
+        is_pinned = bool(node.pinned_by)
+        copy = slot.tier.store(record, slot.copy_of(node.parent), image, lambda: node.owners, is_pinned)
         if copy is None:
             return False
         slot.set_copy(node, copy)
@@ -216,7 +216,8 @@ class TierManager:
         return None
 
     def _lose(self, slot: TierSlot, copy: TierCopy) -> None:
-        """The copies below it are gone too."""
+        """The copies below it are gone too. What the device still holds is to be stored again, unless it had to make
+        room: an error may have been one that passes."""
         node = self._node_of(slot, copy)
         if node is None:
             return
@@ -226,6 +227,10 @@ class TierManager:
         for below in reversed(lost):
             slot.set_copy(below, None)
             self._tree.drop_if_empty(below)
+        if not copy.is_evicted:
+            for below in lost:
+                if below.device_block_id is not None:
+                    slot.offer(below)
 
     def _node_of(self, slot: TierSlot, copy: TierCopy) -> BlockNode | None:
         for node in self._tree.named(copy.record.block_hash):

@@ -6,13 +6,13 @@ from collections import deque
 from dataclasses import dataclass
 
 from .bounce import Buffer, BufferPool
-from .tier import CopyState, TierCopy
+from .tier import CopyState, Owners, TierCopy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedBlock:
     copy: TierCopy
-    owner: str
+    owners: Owners
     buffer: Buffer
     queued_at: float
     """Monotonic seconds."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from random import Random
 
-from chatkv.engine.tiers.tier import BlockRecord, CopyState, TierCopy, TierStats
+from chatkv.engine.tiers.tier import BlockRecord, CopyState, Owners, TierCopy, TierStats
 
 GARBAGE = 0xEE
 
@@ -110,7 +110,7 @@ class FakeTier:
         self.jobs: list[FakeJob] = []
         self.touched: Counter[bytes] = Counter()
         self.num_written: Counter[bytes] = Counter()
-        self.owners: dict[bytes, str] = {}
+        self.owners: dict[bytes, set[str]] = {}
         self.num_loaded = 0
         self.num_skipped = 0
         self.num_hurried = 0
@@ -124,7 +124,7 @@ class FakeTier:
         return sorted(stored, key=lambda copy: copy.record.position)
 
     def store(
-        self, record: BlockRecord, parent: TierCopy | None, image: memoryview, owner: str, is_pinned: bool
+        self, record: BlockRecord, parent: TierCopy | None, image: memoryview, owners: Owners, is_pinned: bool
     ) -> TierCopy | None:
         assert len(image) == self.image_bytes
         assert (parent is None) == (record.position == 0)
@@ -141,7 +141,7 @@ class FakeTier:
             parent.num_children += 1
         self.images[copy] = bytes(image)
         self.num_written[record.block_hash] += 1
-        self.owners[record.block_hash] = owner
+        self.owners[record.block_hash] = set(owners())
         if self.is_prompt:
             self.write(copy)
         return copy
@@ -218,9 +218,13 @@ class FakeTier:
             self.on_change()
 
     def lose(self, copy: TierCopy) -> None:
-        """Evicted, damaged or never written: gone, with all below it."""
+        """Damaged or never written: gone, with all below it."""
         self._lose(copy, is_reported=True)
         self.on_change()
+
+    def evict(self, copy: TierCopy) -> None:
+        copy.is_evicted = True
+        self.lose(copy)
 
     def image_of(self, copy: TierCopy) -> bytes:
         chain = list(self.images)
@@ -241,7 +245,7 @@ class FakeTier:
             elif chance < 0.5:
                 job.deliver(random.randrange(1, 4))
         if random.random() < 0.05 and self.evictable:
-            self.lose(random.choice(self.evictable))
+            self.evict(random.choice(self.evictable))
         if random.random() < 0.01 and self.images:
             self.lose(random.choice(list(self.images)))
         self.is_refusing = random.random() < 0.1
@@ -251,7 +255,7 @@ class FakeTier:
             victims = [copy for copy in self.evictable if copy is not parent]
             if not victims:
                 return False
-            self._lose(min(victims, key=lambda copy: self.touched[copy.record.block_hash]), is_reported=True)
+            self.evict(min(victims, key=lambda copy: self.touched[copy.record.block_hash]))
         return True
 
     def _lose(self, copy: TierCopy, is_reported: bool) -> None:

@@ -86,7 +86,9 @@ class DiskDriver:
             parent = self.copies.get(block.record.parent_hash)
             if block.record.position and parent is None:
                 break
-            copy = self.tier.store(block.record, parent, memoryview(block.image), owner, False)
+            copy = self.tier.store(
+                block.record, parent, memoryview(block.image), lambda: [owner] if owner else [], False
+            )
             if copy is None:
                 break
             self.copies[block.name] = copy

@@ -80,7 +80,7 @@ def traffic(store: DiskStore, number: int, num_chats: int) -> None:
         for offset, block in enumerate(chain(random.randint(1, 6), seed=1000 * number + chat, image_bytes=IMAGE_BYTES)):
             parent_hash = parent.record.block_hash if parent else block.record.parent_hash
             record = block.record._replace(position=first + offset, parent_hash=parent_hash)
-            copy = tier.store(record, parent, memoryview(block.image), f"chat {chat}", False)
+            copy = tier.store(record, parent, memoryview(block.image), lambda chat=chat: [f"chat {chat}"], False)
             if copy is None:
                 tier.flush(30.0)
                 break

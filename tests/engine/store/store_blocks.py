@@ -146,7 +146,9 @@ def fill(
     tier = store.tier_for(fingerprint, PAYLOAD_BYTES, "model", sha256)
     copies = {copy.record.block_hash: copy for copy in tier.copies()}
     for block in blocks:
-        copy = tier.store(block.record, copies.get(block.record.parent_hash), memoryview(block.image), owner, False)
+        copy = tier.store(
+            block.record, copies.get(block.record.parent_hash), memoryview(block.image), lambda: [owner], False
+        )
         assert copy is not None
         copies[block.name] = copy
     assert tier.flush(30)
@@ -165,7 +167,7 @@ def fill_open(tier: DiskTier, blocks: Sequence[Block]) -> None:
     copies: dict[bytes, TierCopy | None] = {}
     for block in blocks:
         copies[block.name] = tier.store(
-            block.record, copies.get(block.record.parent_hash), memoryview(block.image), "", False
+            block.record, copies.get(block.record.parent_hash), memoryview(block.image), list, False
         )
     assert tier.flush(30)
 

@@ -113,7 +113,7 @@ def test_d1_lowering_the_quota_shrinks_the_directory(home: Path) -> None:
     tier = store.tier_for(FINGERPRINT, PAYLOAD_BYTES, "model", "sha")
     for block in chain(100, seed=2):
         above = {copy.record.block_hash: copy for copy in tier.copies()}.get(block.record.parent_hash)
-        assert tier.store(block.record, above, memoryview(block.image), "", False)
+        assert tier.store(block.record, above, memoryview(block.image), list, False)
         assert tier.flush(30)
     for num_blocks in (150, 60, 10):
         quota = INDEX_RESERVE_BYTES + num_blocks * SLOT_BYTES + 400_000

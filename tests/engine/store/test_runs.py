@@ -48,7 +48,7 @@ def test_a_run_is_written_with_its_block_and_dies_with_it(home: Path, master_key
     store.put_run(FINGERPRINT, b"r" * 16, blocks[2].name, ids)
     assert store.find_run(b"r" * 16) is None, "nothing of an answer is written before its last block"
     above = tier.copies()[1]
-    assert tier.store(blocks[2].record, above, memoryview(blocks[2].image), "", False)
+    assert tier.store(blocks[2].record, above, memoryview(blocks[2].image), list, False)
     assert tier.flush(30)
     assert store.find_run(b"r" * 16) == tuple(ids)
     store.close()

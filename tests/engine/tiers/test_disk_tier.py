@@ -56,7 +56,7 @@ def test_b5_all_is_there_again_after_the_tier_was_opened_anew(disk: Disk) -> Non
     assert copies[4].hits > 5 * copies[5].hits
     assert disk.load(copies) == [bytes(image(one)) for one in records]
     child = record(20, 0, records[-1])
-    (stored,) = [disk.tier.store(child, copies[-1], image(child), "", False)]
+    (stored,) = [disk.tier.store(child, copies[-1], image(child), list, False)]
     assert disk.tier.flush(WAIT_S)
     assert stored is not None
     assert stored.state is CopyState.STORED
@@ -100,7 +100,7 @@ def test_a_full_queue_refuses_and_never_waits_for_the_disk(disk: Disk) -> None:
 def test_c8_the_image_is_the_one_of_the_moment_of_the_call(disk: Disk) -> None:
     tier = disk.open()
     block = bytearray(image(record(0)))
-    copy = tier.store(record(0), None, memoryview(block), "", False)
+    copy = tier.store(record(0), None, memoryview(block), list, False)
     assert copy is not None
     block[:] = bytes(len(block))
     assert tier.flush(WAIT_S)
@@ -130,8 +130,8 @@ def test_a_child_of_what_is_gone_is_refused(disk: Disk) -> None:
     copies = store_chain(tier, chain(2))
     tier.remove(copies[:1], is_forgotten=False)
     child = record(2, 0, copies[1].record)
-    assert tier.store(child, copies[1], image(child), "", False) is None
-    assert tier.store(record(0, 3), None, image(record(0, 3)), "", False) is not None
+    assert tier.store(child, copies[1], image(child), list, False) is None
+    assert tier.store(record(0, 3), None, image(record(0, 3)), list, False) is not None
 
 
 def test_owners_are_told_before_a_block_is_visible(disk: Disk) -> None:
@@ -140,6 +140,16 @@ def test_owners_are_told_before_a_block_is_visible(disk: Disk) -> None:
     store_chain(disk.tier, mine, "a")
     disk.save(nobodys)
     assert disk.owned == [("a", one.block_hash) for one in mine]
+
+
+def test_owners_are_those_of_the_moment_when_a_block_becomes_safe(disk: Disk) -> None:
+    tier = disk.open()
+    owners = {"a"}
+    block = record(0)
+    assert tier.store(block, None, image(block), lambda: owners, False)
+    owners |= {"b"}
+    assert tier.flush(WAIT_S)
+    assert disk.owned == [("a", block.block_hash), ("b", block.block_hash)]
 
 
 # -- faults

@@ -29,6 +29,16 @@ def test_a_chain_comes_back_as_it_went_in() -> None:
     assert tier.stats().read_bytes_per_s > 0
 
 
+def test_a_load_that_is_ready_at_once_says_so() -> None:
+    tier = make_tier(2)
+    copies = store_chain(tier, chain(1))
+    calls: list[None] = []
+    tier.on_change = lambda: calls.append(None)
+    job = tier.start_load(copies, 1.0)
+    assert len(calls) == 1, "an engine without other work sleeps until it is called"
+    assert len(job.take()) == 1
+
+
 def test_b2_a_tier_that_holds_no_block_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no block"):
         HostTier(IMAGE_BYTES, IMAGE_BYTES - 1)
@@ -96,7 +106,7 @@ def test_removed_copies_go_with_all_below_and_end_a_load_that_wants_them() -> No
     assert [copy.state for copy in copies[2:]] == [CopyState.GONE] * 2
     assert load_all(job, CHANGES) == [bytes(image(copy.record)) for copy in copies[:2]]
     child = record(3, 9, copies[2].record)
-    assert tier.store(child, copies[2], image(child), "", False) is None
+    assert tier.store(child, copies[2], image(child), list, False) is None
     assert len(store_chain(tier, chain(6, 5))) == 6
 
 

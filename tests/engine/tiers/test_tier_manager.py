@@ -65,11 +65,21 @@ def test_blocks_that_a_tier_refuses_for_ever_do_not_pile_up() -> None:
     h.engine.close()
 
 
-def test_a_damaged_copy_with_a_live_device_copy_is_stored_again_when_it_is_used() -> None:
+def test_a_damaged_copy_with_a_live_device_copy_is_stored_again() -> None:
     disk = FakeTier()
     h = Harness(tiers=[disk])
     h.ask("a", prompt(100), ONE)
     disk.lose(next(copy for copy in disk.images if copy.record.position == 2))
+    h.step()
+    assert positions(disk) == list(range(6))
+
+
+def test_an_evicted_copy_with_a_live_device_copy_is_stored_again_when_it_is_used() -> None:
+    disk = FakeTier()
+    h = Harness(tiers=[disk])
+    h.ask("a", prompt(100), ONE)
+    for copy in list(disk.images)[:1:-1]:
+        disk.evict(copy)
     h.step()
     assert positions(disk) == [0, 1]
     assert h.engine.is_waiting, "what was evicted is not written again by itself"

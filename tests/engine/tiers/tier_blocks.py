@@ -42,7 +42,7 @@ def store_chain(
     copies: list[TierCopy] = []
     for one in records:
         parent = copies[-1] if copies else None
-        copy = tier.store(one, parent, image(one, tier.image_bytes), owner, is_pinned)
+        copy = tier.store(one, parent, image(one, tier.image_bytes), lambda: [owner] if owner else [], is_pinned)
         if copy is None:
             break
         copies.append(copy)
