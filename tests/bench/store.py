@@ -126,7 +126,7 @@ def measure_reading(folder: Path, report: Report) -> None:
     started = time.perf_counter()
     for record in records(hasher, NUM_READ_BLOCKS, seed=7):
         image[:8] = random.randbytes(8)
-        while (copy := tier.store(record, copies[-1] if copies else None, memoryview(image), "bench", False)) is None:
+        while (copy := tier.store(record, copies[-1] if copies else None, memoryview(image), list, False)) is None:
             tier.flush(60.0)
         copies.append(copy)
     tier.flush(60.0)
