@@ -123,18 +123,27 @@ class EngineThread:
 
     def _run(self) -> None:
         while self._wait_for_work():
-            try:
-                self._read_inbox()
-                self._deliver(self.engine.step())
-            except Exception as error:
-                logger.exception("the engine failed")
-                self._fail_all(f"The engine failed: {type(error).__name__}: {error}. Its cache starts empty.")
-            self._stats = self.engine.step_stats()
-        self._read_inbox()  # What came during the last step gets its end too.
+            self._try(self._step)
+        self._try(self._end_all)
+        self.engine.close()
+
+    def _step(self) -> None:
+        self._read_inbox()
+        self._deliver(self.engine.step())
+
+    def _end_all(self) -> None:
+        """Also what came during the last step."""
+        self._read_inbox()
         for request_id in list(self._listeners):
             self._deliver(self.engine.cancel(request_id))
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._fail_all(f"The engine failed: {type(error).__name__}: {error}. Its cache starts empty.")
         self._stats = self.engine.step_stats()
-        self.engine.close()
 
     def _wait_for_work(self) -> bool:
         """False when it is time to stop."""
@@ -162,11 +171,10 @@ class EngineThread:
                 self.engine.add_request(request, prompt)
             self._submitted.clear()
             cancelled, self._cancelled = self._cancelled, []
-            jobs, self._jobs = self._jobs, []
         for request_id in cancelled:
             self._deliver(self.engine.cancel(request_id))
-        for job in jobs:
-            job()
+        for _ in range(len(self._jobs)):  # one by one: those behind a failure are run after it
+            self._jobs.pop(0)()
         self._deliver(self.engine.report_progress())
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:

@@ -99,9 +99,9 @@ class DiskStore:
     def tier_for(self, fingerprint: bytes, image_bytes: int, model: str, content_sha256: str) -> DiskTier:
         """Open the tier of a fingerprint. `image_bytes` is a multiple of 4096; `model` is for people.
 
-        Raises EngineError when it is open already."""
+        Raises EngineError when it is open already, or the disk hangs."""
         assert image_bytes % PAGE_BYTES == 0, f"an image has whole pages, got {image_bytes} bytes"
-        with self.space.lock:
+        with self.space.locked():
             if fingerprint in self._open:
                 raise EngineError(f"the stored blocks of {model} are in use already")
             self._closed_slabs.release()

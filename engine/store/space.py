@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from ..errors import EngineError
 from .folder import StoreFolder
 from .index import StoreIndex
 from .index_db import INDEX_RESERVE_BYTES
 
 __all__ = ["INDEX_RESERVE_BYTES", "Space"]
+
+
+HANG_S = 30.0
+"""A group of blocks on a slow disk takes less."""
 
 
 class Space:
@@ -22,6 +29,16 @@ class Space:
         self._folder = folder
         self._index = index
         self._quota_bytes = quota_bytes
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The lock, for those who cannot wait for ever. Raises EngineError: whoever has it does not come back."""
+        if not self.lock.acquire(timeout=HANG_S):
+            raise EngineError("the disk does not answer")
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     @property
     def quota_bytes(self) -> int:

@@ -72,6 +72,7 @@ class CopySet:
             if copy.parent is not None:
                 copy.parent.num_children -= 1
                 self.leaves.push(copy.parent)
+        self.leaves.drop_gone(len(self._live))
         return dropped
 
     def tell(self, changed: Iterable[TierCopy]) -> None:

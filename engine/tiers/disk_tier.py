@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ class DiskTier:
         self.image_bytes = slab.payload_bytes
         self.on_change: Callable[[], None] = lambda: None
         self._store, self._slab, self._monotonic = store, slab, monotonic
+        self._used_bytes = store.space.used_bytes()
         hit_clock = HitClock(store.clock, monotonic)
         self._state = DiskState(CopySet(self.image_bytes, hit_clock), WriteQueue(self.image_bytes, queue_bytes))
         self._state.copies.adopt(slab.stored())
@@ -77,7 +79,6 @@ class DiskTier:
             group_age_s=group_age_s,
             group_bytes=min(group_bytes, queue_bytes // 2),
         )
-        self._used_bytes = store.space.used_bytes()
         self._saved_rate = self._rate.bytes_per_s
         self._is_closed = False
 
@@ -173,6 +174,14 @@ class DiskTier:
         is_quiet = self._reads.close(CLOSE_S / 5)
         if is_ended and is_quiet:
             self._store.release(self)
+        else:
+            threading.Thread(target=self._release_late, name="chatkv-disk-close", daemon=True).start()
+
+    def _release_late(self) -> None:
+        """When the disk has come back, the slab can be used again."""
+        self._writer.close(None)
+        self._reads.close(None)
+        self._store.release(self)
 
     # -- the store's own wishes
 

@@ -103,14 +103,15 @@ class ReadPool:
         with self._lock:
             self._rate.add_sample(bytes_per_s)
 
-    def close(self, timeout_s: float) -> bool:
-        """Ends every load and the threads. False: a read still hangs; its thread ends when it returns."""
+    def close(self, timeout_s: float | None) -> bool:
+        """Ends every load and the threads; None: however long that takes. False: a read still hangs; its thread ends
+        when it returns."""
         with self._lock:
             self._is_closed = True
             settled = [copies for load in list(self._loads) if (copies := self._cut_to_leading(load)) is not None]
             self._work.notify_all()
             self._watch.notify_all()
-            is_quiet = self._watch.wait_for(lambda: not self._num_workers, timeout_s) and not self._num_lost
+            is_quiet = self._watch.wait_for(lambda: not (self._num_workers or self._num_lost), timeout_s)
         for copies in settled:
             self._tell(copies)
         return is_quiet

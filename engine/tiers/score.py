@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import log2
 
 from .tier import CopyState, TierCopy
 
 HALF_LIFE_S = 3 * 24 * 3600.0
+NUM_GONE_KEPT = 1024
 POSITION_DOUBLING_COST = 256
 """Attention over this many blocks costs about as much as the rest of a block's computation."""
 
@@ -76,6 +77,9 @@ class LeafHeap:
         self._members: set[TierCopy] = set()
         self._num_pushed = 0
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def push(self, copy: TierCopy) -> None:
         """No effect unless it may be evicted now."""
         if copy not in self._members and is_free_leaf(copy):
@@ -103,6 +107,13 @@ class LeafHeap:
         heappop(self._heap)
         self._members.discard(found[1])
         return found[1]
+
+    def drop_gone(self, num_live: int) -> None:
+        """Entries of copies that are GONE must not pile up while nothing has to be evicted."""
+        if len(self._heap) > num_live + NUM_GONE_KEPT:
+            self._heap = [entry for entry in self._heap if entry[2].state is not CopyState.GONE]
+            heapify(self._heap)
+            self._members = {copy for _, _, copy in self._heap}
 
     def _insert(self, copy: TierCopy) -> None:
         self._num_pushed += 1

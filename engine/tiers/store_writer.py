@@ -66,8 +66,9 @@ class StoreWriter:
             self._shrink_bytes = max(self._shrink_bytes, num_bytes)
         return self.flush(timeout_s)
 
-    def close(self, timeout_s: float) -> bool:
-        """Flushes and ends the thread. False: it still hangs in a disk operation, and ends after it."""
+    def close(self, timeout_s: float | None) -> bool:
+        """Flushes and ends the thread; None: however long that takes. False: it still hangs in a disk operation, and
+        ends after it."""
         with self._state.lock:
             self._is_closing = True
             self._hurry()

@@ -314,6 +314,31 @@ def test_run_calls_between_steps_and_hands_back_results_and_errors() -> None:
             thread.run(lambda engine: None)
 
 
+def test_calls_behind_a_failure_are_answered_and_the_tiers_are_closed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier = FakeTier()
+    with running(tier=tier) as (thread, runner):
+        runner.gate.clear()
+        inbox = Inbox()
+        thread.submit(request("a", sampling=LONG), inbox)
+        assert runner.is_inside.wait(WAIT_S)
+
+        def fail(request_id: str) -> None:
+            raise AssertionError("a broken invariant")
+
+        monkeypatch.setattr(thread.engine, "cancel", fail)
+        thread.cancel("a")
+        answer = thread.run(lambda engine: "answered")
+        runner.gate.set()
+        assert answer.result(WAIT_S) == "answered"
+        assert inbox.until_finished()[-1].finish_reason is FinishReason.ERROR
+        thread.submit(request("b", sampling=LONG), inbox)
+        thread.close()
+    assert tier.is_closed
+    assert sum(output.finish_reason is FinishReason.ERROR for output in inbox.outputs) == 2
+
+
 def test_forgetting_through_the_thread_delivers_the_last_output_of_what_it_ends() -> None:
     with running() as (thread, _):
         inbox = Inbox()

@@ -8,9 +8,12 @@ import resource
 import threading
 
 import pytest
-from disk_fixtures import Disk
+from disk_fixtures import FINGERPRINT, Disk
 from tier_blocks import IMAGE_BYTES, WAIT_S, chain, image, load_all, record, store_chain
 
+from chatkv.engine.errors import EngineError
+from chatkv.engine.store import space
+from chatkv.engine.tiers import disk_tier
 from chatkv.engine.tiers.disk_state import NUM_READ_FAILURES
 from chatkv.engine.tiers.tier import CopyState
 
@@ -251,6 +254,34 @@ def test_c5_a_hung_read_blocks_neither_other_loads_nor_stores_nor_closing(disk: 
     gate.set()
     disk.changes.wait_for(lambda: sum(thread.is_alive() for thread in threads) <= 3)
     assert job.take() == []
+
+
+@pytest.mark.parametrize("operation", ["read", "sync"])
+def test_c5_a_disk_that_hangs_while_its_tier_is_closed_can_be_used_again_when_it_answers(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    monkeypatch.setattr(disk_tier, "CLOSE_S", 0.05)
+    monkeypatch.setattr(space, "HANG_S", 0.05)
+    tier = disk.open()
+    copies = disk.save(chain(2))
+    gate = disk.files.hold(operation)
+    job = tier.start_load(copies, WAIT_S)
+    store_chain(tier, chain(2, 2))
+    tier.flush(0.0)
+    disk.changes.wait_for(lambda: operation in disk.files.waiting)
+    tier.close()
+
+    def reopened() -> bool:
+        try:
+            disk.store.tier_for(FINGERPRINT, IMAGE_BYTES, "tiny", "0" * 64)
+        except EngineError:
+            return False
+        return True
+
+    assert not reopened()
+    gate.set()
+    disk.changes.wait_for(reopened)
+    job.cancel()
 
 
 def test_a_cancelled_load_gives_nothing_and_the_copies_can_be_evicted(disk: Disk) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tier_blocks import record
 
 from chatkv.engine.tiers.copy_set import CopySet
-from chatkv.engine.tiers.score import HALF_LIFE_S, HitClock, decayed_hits, rank
+from chatkv.engine.tiers.score import HALF_LIFE_S, NUM_GONE_KEPT, HitClock, decayed_hits, rank
 from chatkv.engine.tiers.tier import CopyState, TierCopy
 
 DAY_S = 24 * 3600.0
@@ -138,3 +138,12 @@ def test_dropping_a_copy_drops_all_below_it_and_nothing_else() -> None:
     assert copies.stored() == [head, beside]
     assert copies.num_stored == 2
     assert copies.drop([middle]) == []
+
+
+def test_what_is_gone_does_not_pile_up_while_nothing_is_evicted() -> None:
+    copies = CopySet(4096, Clock().hit_clock())
+    kept = [stored(copies, 0, number) for number in range(10)]
+    for number in range(3 * NUM_GONE_KEPT):
+        copies.drop([stored(copies, 0, 100 + number)])
+    assert len(copies.leaves) <= NUM_GONE_KEPT + 12
+    assert drain(copies) == kept
