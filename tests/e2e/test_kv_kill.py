@@ -14,15 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.bench.text import words
 from tests.running_service import RunningService
 
-from .kv_chats import BLOCK, Messages, Reply, ask, next_turn, opening
+from .kv_chats import BLOCK, Messages, Reply, ask, opening
 
 NUM_KILLS = 50
 NUM_CONVERSATIONS = 6
 NUM_TURNS = 3
 NUM_ANSWER_TOKENS = 8
-MAX_LOAD_S = 4.5
+MAX_LOAD_S = 5.5
 SAFE_AFTER_S = 2.0
 """What was answered this long before the kill is on disk."""
 
@@ -69,11 +70,13 @@ class Load:
         text = f"message {self.random.getrandbits(64):x}"
         async with self.service.client() as client:
             chat = (await client.post("/chatkv/chats", json={"sampling": {"max_tokens": 4}})).json()["chat"]
-            answer = await client.post(f"/chatkv/chats/{chat['id']}/turns", json={"text": text})
-            if answer.status_code == 202:
-                message = answer.json()["message"]
-                self.sent[message["id"]] = text
-                self.chat_of[message["id"]] = chat["id"]
+            body = {"text": text, "stream": True}
+            async with client.stream("POST", f"/chatkv/chats/{chat['id']}/turns", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    event = json.loads(line[6:]) if line.startswith("data: {") else {}
+                    if event.get("type") == "turn":
+                        self.sent[event["message"]["id"]] = text
+                        self.chat_of[event["message"]["id"]] = chat["id"]
 
     async def _delete(self) -> None:
         """A chat comes and goes: its blocks are written and forgotten while the others work."""
@@ -86,13 +89,15 @@ class Load:
 
 
 async def reference(service: RunningService) -> list[Turn]:
+    """Conversations whose answers are a script's: so a prompt's ids do not depend on what a service has sampled."""
     turns = []
     for number in range(NUM_CONVERSATIONS):
-        messages = opening(120 + 40 * number, seed=500 + number)
+        messages = opening(100 + 20 * number, seed=500 + number)
         for turn in range(NUM_TURNS):
-            reply = await ask(service, messages, NUM_ANSWER_TOKENS)
-            turns.append(Turn(messages, reply))
-            messages = next_turn(messages, reply, 10 * number + turn)
+            turns.append(Turn(messages, await ask(service, messages, NUM_ANSWER_TOKENS)))
+            seed = 10 * number + turn
+            scripted = {"role": "assistant", "content": words(12, seed=700 + seed)}
+            messages = [*messages, scripted, {"role": "user", "content": words(16, seed=800 + seed)}]
     return turns
 
 
