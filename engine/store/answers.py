@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .cipher import Cipher
 from .index import StoreIndex
@@ -17,15 +17,24 @@ from .space import Space
 class Answers:
     """Thread-safe. Methods raise OSError, BrokenIndexError."""
 
-    def __init__(self, index: StoreIndex, space: Space, cipher: Cipher | None):
+    def __init__(
+        self, index: StoreIndex, space: Space, cipher: Cipher | None, open_slabs: Callable[[], Iterable[Slab]]
+    ):
+        """`open_slabs`: those that are written to now; asked with the lock of the space."""
         self._index = index
         self._space = space
         self._cipher = cipher
+        self._open_slabs = open_slabs
         self._pending = PendingRuns()
 
     def put(self, fingerprint: bytes, key: bytes, block_hash: bytes, token_ids: Sequence[int]) -> None:
-        """In memory until `save` finds the block in the index."""
+        """In memory until `save` finds the block in the index. Does not wait for whoever writes."""
         self._pending.put([PendingRun(key, fingerprint, block_hash, array("I", token_ids).tobytes())])
+        if self._space.lock.acquire(blocking=False):
+            try:
+                self.save()
+            finally:
+                self._space.lock.release()
 
     def find(self, key: bytes) -> tuple[int, ...] | None:
         ids = self._index.runs.find(key)
@@ -36,13 +45,13 @@ class Answers:
         opened = ((key, self._opened(key, ids)) for key, ids in self._index.runs.all())
         return [(key, ids) for key, ids in opened if ids is not None]
 
-    def save(self, slabs: Iterable[Slab]) -> None:
-        """Write those that end in a block that one of these slabs has. What does not fit stays in memory."""
-        for slab in slabs:
-            runs = self._pending.of(slab.fingerprint)
-            if not runs:
-                continue
-            with self._space.lock:
+    def save(self) -> None:
+        """Write those that end in a block that an open slab has. What does not fit stays in memory."""
+        with self._space.lock:
+            for slab in self._open_slabs():
+                runs = self._pending.of(slab.fingerprint)
+                if not runs:
+                    continue
                 stored = self._index.present(slab.id, {run.block_hash for run in runs})
                 ready = [run for run in runs if run.block_hash in stored]
                 if not self._space.lack_bytes(sum(len(run.ids) for run in ready), 2 * len(ready)):

@@ -32,9 +32,9 @@ class ClosedSlabs:
         self._pinned_in = pinned_in
         self._leaves: ColdLeaves | None = None
 
-    def oldest(self) -> float | None:
-        """When the coldest block that may go was hit; None: there is none."""
-        return self._cold_leaves().oldest()
+    def oldest(self, before_s: float) -> float | None:
+        """As `DiskStore.oldest_elsewhere`."""
+        return self._cold_leaves().oldest(before_s)
 
     def evict(self, num_bytes: int) -> int:
         """Erase and punch the coldest leaves; bytes freed."""
@@ -88,13 +88,15 @@ class ClosedSlabs:
     def _cold_leaves(self) -> ColdLeaves:
         """Kept until `release`: finding them reads all rows."""
         if self._leaves is None:
+            rows = self._index.slabs()
+            in_use = {row.content_sha256 for row in rows if self._is_in_use(row.fingerprint)}
             with contextlib.ExitStack() as undo:
                 cold = []
-                for row in self._index.slabs():
+                for row in rows:
                     if not self._is_in_use(row.fingerprint):
                         slab = self._slabs.open(row.fingerprint)
                         undo.callback(slab.close)
-                        cold.append(ColdSlab(slab))
+                        cold.append(ColdSlab(slab, is_stale=row.content_sha256 in in_use))
                 undo.pop_all()
             self._leaves = ColdLeaves(cold, self._pinned_in, self._clock())
         return self._leaves

@@ -12,8 +12,10 @@ from .slab import Slab
 class ColdSlab:
     """One of them, open for a while. Its owner holds the lock of the store's space."""
 
-    def __init__(self, slab: Slab):
+    def __init__(self, slab: Slab, *, is_stale: bool = False):
+        """`is_stale`: another slab of the same weights is in use."""
         self.slab = slab
+        self.is_stale = is_stale
         self.copies: dict[bytes, TierCopy] = {copy.record.block_hash: copy for copy in slab.stored()}
 
     def leaves(self) -> list[TierCopy]:
@@ -53,7 +55,7 @@ class ColdSlab:
 
 
 class ColdLeaves:
-    """The leaves of some slabs, coldest first."""
+    """The leaves of some slabs, coldest first; those of stale ones count as never hit."""
 
     def __init__(
         self,
@@ -70,10 +72,11 @@ class ColdLeaves:
             for copy in cold.leaves():
                 self._push(number, copy)
 
-    def oldest(self) -> float | None:
-        """When the coldest leaf was hit, pinned ones left out."""
-        self._skip_pinned({})
-        return self._heap[0][0] if self._heap else None
+    def oldest(self, before_s: float) -> float | None:
+        """When the coldest leaf was hit, pinned ones left out; None: not before `before_s`."""
+        if self._heap and self._heap[0][0] < before_s:  # else nobody need be asked what is pinned
+            self._skip_pinned({})
+        return self._heap[0][0] if self._heap and self._heap[0][0] < before_s else None
 
     def evict(self, num_bytes: int) -> list[ColdSlab]:
         """Erase and punch leaves of at least so many bytes, or all; the slabs they were in. Raises OSError."""
@@ -98,7 +101,8 @@ class ColdLeaves:
         return [self._slabs[number] for number in victims]
 
     def _push(self, number: int, copy: TierCopy) -> None:
-        heapq.heappush(self._heap, (min(copy.hit_at_s, self._now_s), number, copy.slot, copy))
+        hit_at_s = 0.0 if self._slabs[number].is_stale else min(copy.hit_at_s, self._now_s)
+        heapq.heappush(self._heap, (hit_at_s, number, copy.slot, copy))
 
     def _skip_pinned(self, pinned: dict[int, Collection[bytes]]) -> None:
         while self._heap:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ class DiskStore:
         self._parts = parts
         self._slabs = parts.slabs
         self._open: dict[bytes, tuple[DiskTier, Slab]] = {}
-        self._answers = Answers(self.index, self.space, parts.slabs.cipher)
+        self._answers = Answers(
+            self.index, self.space, parts.slabs.cipher, lambda: [slab for _, slab in self._open.values()]
+        )
         self._closed_slabs = ClosedSlabs(
             parts.slabs, self.index, self.space, clock, lambda fingerprint: fingerprint in self._open, pinned_in
         )
@@ -106,7 +109,7 @@ class DiskStore:
                 raise EngineError(f"the stored blocks of {model} are in use already")
             self._closed_slabs.release()
             slab = self._slabs.open_or_create(fingerprint, image_bytes, model, content_sha256)
-            slab.on_commit = self.save_runs
+            slab.on_commit = self._answers.save
             try:
                 tier = DiskTier(self, slab)
             except BaseException:
@@ -118,6 +121,7 @@ class DiskStore:
     def release(self, tier: DiskTier) -> None:
         """By the tier, when it closes: nothing of it uses the slab any more."""
         with self.space.lock:
+            self._closed_slabs.release()  # there is one more now
             for fingerprint, (other, slab) in list(self._open.items()):
                 if other is tier:
                     del self._open[fingerprint]
@@ -129,10 +133,11 @@ class DiskStore:
 
     # Room
 
-    def oldest_elsewhere(self) -> float | None:
-        """When the coldest block that may go was hit, among the slabs that are not open; None: none."""
+    def oldest_elsewhere(self, before_s: float = math.inf) -> float | None:
+        """When the coldest block that may go was hit, among the slabs that are not open; None: not before `before_s`.
+        0 where a slab in use has taken the place of its slab."""
         with self.space.lock:
-            return self._closed_slabs.oldest()
+            return self._closed_slabs.oldest(before_s)
 
     def evict_elsewhere(self, num_bytes: int) -> int:
         """Erase and punch the coldest leaves of slabs that are not open; bytes freed."""
@@ -249,11 +254,6 @@ class DiskStore:
         """Keep an answer's ids as long as the block in which it ends is stored; it may become so later. Does not wait
         for the writer. Not for chats that must not be on disk."""
         self._answers.put(fingerprint, key, block_hash, token_ids)
-        if self.space.lock.acquire(blocking=False):
-            try:
-                self.save_runs()
-            finally:
-                self.space.lock.release()
 
     def find_run(self, key: bytes) -> tuple[int, ...] | None:
         return self._answers.find(key)
@@ -261,11 +261,6 @@ class DiskStore:
     def runs(self) -> list[tuple[bytes, tuple[int, ...]]]:
         """(key, ids) of all, the last used last."""
         return self._answers.all()
-
-    def save_runs(self) -> None:
-        """Write those whose block is stored by now."""
-        with self.space.lock:
-            self._answers.save([slab for _, slab in self._open.values()])
 
     # Life
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -113,11 +114,12 @@ class GroupWriter:
 
     def _make_room(self, num_bytes: int, *, is_punched: bool) -> bool:
         """Evict what is worth least, of our own or of models that are not in use. False: nothing may be evicted."""
-        oldest_elsewhere = self._store.oldest_elsewhere()
         with self._state.lock:
             found = self._state.copies.leaves.peek()
-            is_ours = found is not None and (oldest_elsewhere is None or found[1].hit_at_s < oldest_elsewhere)
-            slots = self._pop_victims(-(-num_bytes // self._slab.slot_bytes)) if is_ours else []
+        hit_at_s = math.inf if found is None else found[1].hit_at_s
+        is_elsewhere = self._store.oldest_elsewhere(hit_at_s) is not None
+        with self._state.lock:
+            slots = [] if is_elsewhere else self._pop_victims(-(-num_bytes // self._slab.slot_bytes))
         if slots:
             try:
                 self._slab.erase(slots, is_punched=is_punched)
@@ -125,9 +127,9 @@ class GroupWriter:
                 with self._state.lock:
                     self._state.erasures.evicted.extend(slots)
                 raise
-        elif oldest_elsewhere is not None:
+        elif is_elsewhere:
             self._store.evict_elsewhere(num_bytes)
-        return bool(slots) or oldest_elsewhere is not None
+        return bool(slots) or is_elsewhere
 
     def _pop_victims(self, count: int) -> list[int]:
         slots: list[int] = []

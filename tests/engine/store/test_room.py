@@ -52,6 +52,39 @@ def test_pinned_blocks_of_other_models_stay(home: Path) -> None:
     store.close()
 
 
+def test_nobody_is_asked_what_is_pinned_where_nothing_is_colder(home: Path) -> None:
+    asked: list[bytes] = []
+
+    def pinned_in(fingerprint: bytes) -> tuple[bytes, ...]:
+        asked.append(fingerprint)
+        return ()
+
+    store = open_store(home, pinned_in=pinned_in, clock=lambda: 5000.0)
+    fill(store, chain(3))
+    assert store.oldest_elsewhere(4000.0) is None
+    assert not asked
+    assert store.oldest_elsewhere(6000.0) is not None
+    assert asked == [FINGERPRINT]
+    store.close()
+
+
+def test_what_newer_blocks_of_the_same_weights_have_replaced_goes_first(home: Path) -> None:
+    now_s = [1000.0]
+    store = open_store(home, clock=lambda: now_s[0])
+    third = bytes(range(64, 96))
+    fill(store, chain(3, seed=1), third, sha256="other weights")
+    now_s[0] = 2000.0
+    fill(store, chain(3, seed=2), OTHER_FINGERPRINT)
+    tier = store.tier_for(FINGERPRINT, PAYLOAD_BYTES, "model", "sha")
+    assert store.oldest_elsewhere() == 0.0
+    store.evict_elsewhere(3 * SLOT_BYTES)
+    assert [slab.fingerprint for slab in store.status().slabs] == [third, FINGERPRINT]
+    assert store.oldest_elsewhere() == pytest.approx(1000.0, abs=10)
+    tier.close()
+    assert store.oldest_elsewhere() == pytest.approx(1000.0, abs=10)
+    store.close()
+
+
 def test_a_clock_that_was_set_back_keeps_nothing_from_being_evicted(home: Path) -> None:
     now_s = [2_000_000_000.0]
     store = open_store(home, clock=lambda: now_s[0])

@@ -65,7 +65,7 @@ class Disk:
             self.folder, KEY, quota_bytes, files=self.files, clock=lambda: self.wall_s, on_owned=self._own
         )
         with patch.object(directory, "DiskTier", make_tier):
-            self._tier = self._store.tier_for(fingerprint, image_bytes, "tiny", "0" * 64)
+            self._tier = self._store.tier_for(fingerprint, image_bytes, "tiny", fingerprint.hex())
         self._tier.on_change = self.changes
         return self._tier
 
