@@ -19,6 +19,8 @@ from volume import Change, Commit, Crash, Create, Entry, Mark, Remove, Sync, Syn
 from chatkv.engine.store.files import Buffer
 
 ALLOCATION_BYTES = 4096
+LOST = ("absent", "garbage")
+"""States of an index."""
 
 
 class RecordingFile:
@@ -155,6 +157,8 @@ class CrashPoint:
     """Hashes that must be there."""
     forgotten: frozenset[bytes]
     """Hashes that must not be there, nor anything of them in a file."""
+    has_index: bool
+    """False: only the records are left."""
     where: str
 
     def restore(self, directory: Path) -> RecordingFiles:
@@ -182,11 +186,13 @@ def crash_points(log: Sequence[Entry], random: Random, num_drawn: int) -> Iterat
             where = f"after entry {index} ({type(entry).__name__}); {crash.how}"
             for name, database, is_durable in _databases(commits, random):
                 owed = _owed(known, log, index + 1) if is_durable else frozenset()
-                yield CrashPoint(crash, database, owed, known.forgotten, f"{where}; index: {name}")
+                has_index = name not in LOST
+                yield CrashPoint(crash, database, owed, known.forgotten, has_index, f"{where}; index: {name}")
             under_way, mark = _next_operation(log, index + 1, known)
             if under_way is not None and isinstance(commit := log[under_way], Commit):
                 owed = _owed(mark, log, under_way + 1)
-                yield CrashPoint(crash, commit.database, owed, mark.forgotten, f"{where}; index: of the next commit")
+                where += "; index: of the next commit"
+                yield CrashPoint(crash, commit.database, owed, mark.forgotten, True, where)
 
 
 def _owed(known: Mark, log: Sequence[Entry], start: int) -> frozenset[bytes]:

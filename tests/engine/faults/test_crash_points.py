@@ -23,10 +23,10 @@ NUM_QUICK = 300
 class Work:
     """What is done to a store, with marks of what it owed at each moment."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_encrypted: bool = False) -> None:
         directory.mkdir(mode=0o700)
         self.files = RecordingFiles(directory)
-        self.driver = DiskDriver(directory, self.files)
+        self.driver = DiskDriver(directory, self.files, is_encrypted=is_encrypted)
         self.known: list[Block] = []
         self.forgotten: frozenset[bytes] = frozenset()
 
@@ -94,22 +94,25 @@ def forget(work: Work) -> None:
 WORKS = [write, delete, evict, forget]
 
 
-def recorded(work: Callable[[Work], None], directory: Path) -> tuple[list[Entry], list[Block]]:
-    running = Work(directory)
+def recorded(
+    work: Callable[[Work], None], directory: Path, *, is_encrypted: bool = False
+) -> tuple[list[Entry], list[Block]]:
+    running = Work(directory, is_encrypted=is_encrypted)
     work(running)
     return running.finish(), running.known
 
 
-def check(point: CrashPoint, directory: Path, known: Sequence[Block]) -> None:
-    """A store opened on what was left."""
+def check(point: CrashPoint, directory: Path, known: Sequence[Block], *, is_encrypted: bool = False) -> None:
+    """A store opened on what was left. An encrypted one has lost its keys with its index."""
     files = point.restore(directory)
     forgotten_ids = [block.record.packed_ids for block in known if block.name in point.forgotten]
     for name, content in point.crash.contents.items():
         assert not any(ids in content for ids in forgotten_ids), f"forgotten ids in {name}: {point.where}"
-    driver = DiskDriver(directory, files)
+    driver = DiskDriver(directory, files, is_encrypted=is_encrypted)
+    required = point.required if point.has_index or not is_encrypted else frozenset()
     try:
         found = check_contents(driver, known, point.where)
-        assert not point.required - found.keys(), f"what was safe is lost: {point.where}"
+        assert not required - found.keys(), f"what was safe is lost: {point.where}"
         assert not point.forgotten & found.keys(), f"what was forgotten came back: {point.where}"
         more = chain(2, seed=1000)
         driver.save(more)
@@ -125,6 +128,16 @@ def test_c6_no_crash_makes_a_wrong_or_a_lost_block(work: Callable[[Work], None],
     points = list(crash_points(log, Random(1), num_drawn=2))
     for point in Random(2).sample(points, min(NUM_QUICK // len(WORKS), len(points))):
         check(point, quick_path / "crashed", known)
+
+
+@pytest.mark.parametrize("work", [evict, forget])
+def test_c6_no_crash_makes_a_wrong_or_a_lost_block_of_an_encrypted_store(
+    work: Callable[[Work], None], quick_path: Path
+) -> None:
+    log, known = recorded(work, quick_path / "work", is_encrypted=True)
+    points = list(crash_points(log, Random(4), num_drawn=2))
+    for point in Random(5).sample(points, min(NUM_QUICK // len(WORKS), len(points))):
+        check(point, quick_path / "crashed", known, is_encrypted=True)
 
 
 @pytest.mark.slow
