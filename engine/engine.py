@@ -7,17 +7,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from .batch import BatchResult, Runner, SequenceResult
-from .block_hash import MAX_TOKEN_ID, BlockHasher
+from .block_hash import BlockHasher
 from .block_tree import BlockNode, BlockTree
 from .config import BLOCK_SIZE, EngineConfig
-from .errors import InvalidRequestError, PromptTooLongError, QueueFullError
+from .errors import InvalidRequestError, QueueFullError
 from .forgetting import ForgetResult, Forgetting
 from .kv_cache import KVCacheManager
 from .loads import LoadSet
 from .metrics import EngineCounters, EngineStats, take_stats
 from .output_processor import OutputProcessor, TextStreamFactory
 from .placement import Placement, place
-from .prompt import PreparedPrompt, as_background_work, prepare_prompt
+from .prompt import PreparedPrompt, as_background_work, check_prompt, prepare_prompt
 from .request import FinishReason, GenerationRequest, RequestOutput
 from .scheduler import ScheduledTokens, Scheduler
 from .sequence import ActiveRequest, SequenceState
@@ -113,13 +113,7 @@ class Engine:
 
     def validate(self, request: GenerationRequest) -> None:
         """Raises InvalidRequestError or PromptTooLongError for what can never run. Any thread may ask."""
-        token_ids = request.prompt_token_ids
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty; it must have at least one token", "messages")
-        if len(token_ids) >= self.max_context_tokens:
-            raise PromptTooLongError(len(token_ids), self.max_context_tokens)
-        if min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:
-            raise InvalidRequestError("the prompt has token ids outside of 0 .. 2**32 - 1", "prompt")
+        check_prompt(request.prompt_token_ids, self.max_context_tokens)
         if not 1 <= request.n <= self.config.max_num_seqs:
             raise InvalidRequestError(f"n must be between 1 and {self.config.max_num_seqs}, got {request.n}", "n")
         if request.request_id in self._active:

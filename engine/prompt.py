@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from .block_hash import BlockHasher, pack_ids, salt_extra
+from .block_hash import MAX_TOKEN_ID, BlockHasher, pack_ids, salt_extra
 from .config import BLOCK_SIZE
+from .errors import InvalidRequestError, PromptTooLongError
 from .request import GenerationRequest, Priority
 
 
@@ -15,6 +17,16 @@ class PreparedPrompt(NamedTuple):
     """All ids of the prompt, u32 little endian."""
     block_hashes: list[bytes]
     """Of its full blocks."""
+
+
+def check_prompt(token_ids: Sequence[int], max_context_tokens: int) -> None:
+    """Raises InvalidRequestError or PromptTooLongError for what can never run."""
+    if not token_ids:
+        raise InvalidRequestError("the prompt is empty; it must have at least one token", "messages")
+    if len(token_ids) >= max_context_tokens:
+        raise PromptTooLongError(len(token_ids), max_context_tokens)
+    if min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:
+        raise InvalidRequestError("the prompt has token ids outside of 0 .. 2**32 - 1", "prompt")
 
 
 def prepare_prompt(hasher: BlockHasher, request: GenerationRequest) -> PreparedPrompt:
