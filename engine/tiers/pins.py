@@ -10,6 +10,9 @@ from .tier import TierCopy
 from .tier_slot import TierSlot
 
 
+NUM_SETS_KEPT = 64
+
+
 class Pins:
     """A copy counts the pinned owners of its node."""
 
@@ -17,11 +20,13 @@ class Pins:
         self._slots = slots
         self._pinned: dict[str, dict[BlockNode, None]] = {}
         self._owner_sets: dict[frozenset[str], frozenset[str]] = {}
-        """Most blocks of a chat have the same owners: one set for all of them."""
+        """The latest ones. Most blocks of a chat have the same owners: one set for all of them."""
 
     def hold(self, node: BlockNode, owner: str) -> None:
         if owner and owner not in node.owners:
             owners = node.owners | {intern(owner)}
+            if len(self._owner_sets) == NUM_SETS_KEPT:  # a head that many chats share has had a set for each of them
+                self._owner_sets.clear()
             node.owners = self._owner_sets.setdefault(owners, owners)
             if owner in self._pinned:
                 self._pin(owner, node)
