@@ -9,7 +9,6 @@ from ..block_tree import NOBODY, BlockNode
 from .tier import TierCopy
 from .tier_slot import TierSlot
 
-
 NUM_SETS_KEPT = 64
 
 
