@@ -23,6 +23,17 @@ def test_an_opened_chat_is_loaded_and_computes_nothing() -> None:
     assert by_tier(h.ask("b", prompt(150), ONE)) == {"device": 96}
 
 
+def test_a_turns_own_warm_up_does_not_change_the_hit_rate() -> None:
+    h = Harness()
+    answer = h.ask("a", prompt(100), owner="chat")
+    before = h.engine.stats()
+    h.warm("after", prompt(100) + tuple(answer.token_ids) + prompt(40, first=3), WarmMode.COMPUTE, owner="chat")
+    after = h.engine.stats()
+    assert after.num_computed_prompt_tokens > before.num_computed_prompt_tokens
+    assert after.num_prefix_query_tokens == before.num_prefix_query_tokens == 100
+    assert after.num_hit_tokens_by_tier == before.num_hit_tokens_by_tier == {}
+
+
 def test_a_draft_is_computed_in_full_blocks_and_enter_finds_them() -> None:
     h = Harness()
     answer = h.warm("draft", prompt(100), WarmMode.COMPUTE)
