@@ -19,7 +19,7 @@ from .pages import PAGE_SIZE
 log = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 5.0
-PRIVATE_PREFIX = "p"
+_PRIVATE_PREFIX = "p"
 """First letter of every id in the database in memory: an id says by itself where it lives (the others are hex)."""
 
 _PRAGMAS = """
@@ -70,7 +70,7 @@ class ChatDatabase:
         return self.path is None
 
     def new_id(self) -> str:
-        return (PRIVATE_PREFIX if self.is_private else "") + secrets.token_hex(12)
+        return (_PRIVATE_PREFIX if self.is_private else "") + secrets.token_hex(12)
 
     def rows(self, query: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[dict[str, Any]]:
         return list(self.each(query, parameters))
@@ -169,3 +169,8 @@ def clean_text(text: str) -> str:
         return text
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def is_private_id(row_id: str) -> bool:
+    """Of a chat or message in the database in memory."""
+    return row_id.startswith(_PRIVATE_PREFIX)

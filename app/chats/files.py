@@ -10,7 +10,7 @@ from threading import RLock
 from typing import Self, TypeVar
 
 from . import opening, schema
-from .database import PRIVATE_PREFIX, ChatDatabase
+from .database import ChatDatabase, is_private_id
 from .errors import ChatNotFoundError, as_user_error
 from .records import SalvageReport
 
@@ -83,7 +83,7 @@ class ChatFiles:
                     opening.check_missing(db)
                 raise
 
-        return self._run(row_id.startswith(PRIVATE_PREFIX), checked)
+        return self._run(is_private_id(row_id), checked)
 
     def _run(self, is_private: bool, operation: Callable[[ChatDatabase], T]) -> T:
         with self._lock:

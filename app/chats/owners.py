@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from . import blocks
 from .blocks import ChatChain, OwnedBlocks
-from .database import PRIVATE_PREFIX
+from .database import is_private_id
 from .files import ChatFiles
 
 
@@ -25,8 +25,8 @@ class BlockOwners(ChatFiles):
         Raises:
             ChatStateError: a chat was deleted meanwhile: its blocks must not be stored any more. Nothing was written.
         """
-        on_disk = [pair for pair in pairs if pair[0] and not _is_private(pair[0])]
-        in_memory = [pair for pair in pairs if _is_private(pair[0])]
+        on_disk = [pair for pair in pairs if pair[0] and not is_private_id(pair[0])]
+        in_memory = [pair for pair in pairs if is_private_id(pair[0])]
         if in_memory:
             self._run(True, lambda db: blocks.add_owners(db, fingerprint, in_memory))
         if on_disk:
@@ -37,8 +37,8 @@ class BlockOwners(ChatFiles):
 
         A private chat does not hold back blocks of others: what it needs is in memory.
         """
-        found = self._run(_is_private(chat_id), lambda db: blocks.owned(db, chat_id))
-        if not _is_private(chat_id):
+        found = self._run(is_private_id(chat_id), lambda db: blocks.owned(db, chat_id))
+        if not is_private_id(chat_id):
             return found
         return {
             fingerprint: OwnedBlocks(mine.owned, mine.shared | self._owned_on_disk(mine.owned))
@@ -47,16 +47,16 @@ class BlockOwners(ChatFiles):
 
     def drop_block_owners(self, chat_id: str) -> None:
         """Forget which blocks a chat owns, and its chains: nothing of them stays in the file."""
-        self._run(_is_private(chat_id), lambda db: blocks.drop(db, chat_id))
+        self._run(is_private_id(chat_id), lambda db: blocks.drop(db, chat_id))
 
     def clear_block_owners(self) -> None:
         """The same for every chat, when all blocks are gone."""
-        for is_private in (True, False) if self._private else (False,):
-            self._run(is_private, blocks.clear)
+        for in_memory in (True, False) if self._private else (False,):
+            self._run(in_memory, blocks.clear)
 
     def set_chain(self, chat_id: str, fingerprint: bytes, num_tokens: int, hashes: Sequence[bytes]) -> None:
         """The full blocks of the chat's last request, in place of those known for this fingerprint."""
-        self._run(_is_private(chat_id), lambda db: blocks.set_chain(db, chat_id, fingerprint, num_tokens, hashes))
+        self._run(is_private_id(chat_id), lambda db: blocks.set_chain(db, chat_id, fingerprint, num_tokens, hashes))
 
     def chains(self, fingerprint: bytes, limit: int = 1000) -> list[ChatChain]:
         """Newest first, private chats included."""
@@ -72,7 +72,3 @@ class BlockOwners(ChatFiles):
 
     def _owned_on_disk(self, hashes: Collection[bytes]) -> frozenset[bytes]:
         return self._run(False, lambda db: blocks.owned_by_any(db, hashes))
-
-
-def _is_private(chat_id: str) -> bool:
-    return chat_id.startswith(PRIVATE_PREFIX)

@@ -197,6 +197,8 @@ async def _draw_verify(events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
         async for event in events:
+            if event["type"] == "error":
+                raise UserError(event["message"])
             if event["type"] == "done":
                 return event
             progress.update(task, completed=event["num_checked"], total=event["num_blocks"])
@@ -205,7 +207,9 @@ async def _draw_verify(events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
 
 def _say_if_incomplete(done: dict[str, Any]) -> None:
     if not done["is_complete"]:
-        say("The disk has not answered in time: what is left there is removed when it does.")
+        say(
+            "Something could not be removed from the disk yet; `chatkv cache status` and the log say why. Try again."
+        )
 
 
 def _if_running(use: Callable[[Client], Awaitable[Result]]) -> Result | None:

@@ -205,7 +205,8 @@ class Client:
     async def verify_cache(self) -> AsyncGenerator[Json, None]:
         """Read and check every stored block; bad ones are removed. Closing the generator ends it.
 
-        `{"type": "progress", "num_checked", "num_blocks"}`, and last `{"type": "done", "num_checked", "num_damaged"}`.
+        `{"type": "progress", "num_checked", "num_blocks"}`, and last `{"type": "done", "num_checked", "num_damaged"}`,
+        or `{"type": "error", "message"}`.
         """
         async for event in self._stream("POST", "/chatkv/cache/verify"):
             yield event

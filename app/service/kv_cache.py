@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from chatkv.app.chats.blocks import OwnedBlocks
+from chatkv.app.chats.database import is_private_id
 from chatkv.app.chats.store import ChatStore
 from chatkv.app.errors import UserError
 from chatkv.engine.errors import EngineClosedError
@@ -19,6 +22,7 @@ from .loaded import LoadedModel
 from .model_choice import Installed
 from .model_manager import ModelManager, ModelState
 from .reuse import RequestLog
+from .store_check import Checked, check_store
 from .warming import Warmer
 
 log = logging.getLogger(__name__)
@@ -26,17 +30,26 @@ FLUSH_TIMEOUT_S = 60.0
 MAX_ROUNDS = 4
 POLL_S = 0.02
 _FAILED = object()
+_NO_BLOCKS = OwnedBlocks(frozenset(), frozenset())
 
 
-class Forgotten(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Forgotten:
     num_removed: int = 0
     num_shared: int = 0
     """Blocks that stay, because other chats need them."""
     is_complete: bool = True
     """False: something could not be removed from the disk yet; the log says what."""
 
+    def __add__(self, other: Forgotten) -> Forgotten:
+        return Forgotten(
+            self.num_removed + other.num_removed,
+            self.num_shared + other.num_shared,
+            self.is_complete and other.is_complete,
+        )
+
     def to_json(self) -> dict[str, Any]:
-        return self._asdict()
+        return asdict(self)
 
 
 class KvCache:
@@ -57,7 +70,7 @@ class KvCache:
         self._installed = installed
         self._warmer = warmer
         self._requests = requests
-        self.damaged: set[bytes] = set()
+        self.damaged: frozenset[bytes] = frozenset()
         """Names of the blocks that the last check found damaged, as far as the store tells."""
 
     async def forget(self, chat_id: str) -> Forgotten:
@@ -65,27 +78,22 @@ class KvCache:
         stay. The chat must not be at work."""
         await self._warmer.end(chat_id)
         self._requests.clear()
-        num_removed, num_shared = 0, 0
         done: dict[bytes, frozenset[bytes]] = {}
-        is_complete = True
+        total = Forgotten()
         for _ in range(MAX_ROUNDS):  # A write that was under way may have brought rows since: then once more.
-            owned = await self._chats.run(lambda store: store.owned_blocks(chat_id))
-            fingerprints = set(owned) | ({self._models.loaded.fingerprint} if self._models.loaded else set())
-            due = [name for name in fingerprints if name not in done or _rest(owned, name) - done[name]]
+            due = await self._due(chat_id, done, is_last=total.is_complete)
             if not due:
                 break
-            is_complete = True
-            for fingerprint in due:
-                step = await self._forget_in(chat_id, fingerprint, owned.get(fingerprint))
-                num_shared = num_shared if fingerprint in done else num_shared + step.num_shared
-                num_removed += step.num_removed
-                is_complete = is_complete and step.is_complete
-                if step.is_complete:
-                    done[fingerprint] = _rest(owned, fingerprint)
+            for fingerprint, blocks in due.items():
+                step = await self._forget_in(chat_id, fingerprint, blocks)
+                done[fingerprint] = done.get(fingerprint, frozenset()) | blocks.owned
+                total += step
+            if any(blocks.owned for blocks in due.values()) and not is_private_id(chat_id):
+                total += Forgotten(is_complete=await self._scrub())
+        else:
+            total += Forgotten(is_complete=False)
         self._forget_answers()
-        if is_complete:  # Else another try needs them.
-            await self._chats.run(lambda store: store.drop_block_owners(chat_id))
-        return Forgotten(num_removed, num_shared, is_complete)
+        return total
 
     async def forget_trashed(self) -> None:
         """Chats that were deleted when the service ended in the middle of it."""
@@ -111,6 +119,7 @@ class KvCache:
             await _flush(model)
         num_stored = await self._in_store(lambda store: store.clear(), default=_FAILED)
         is_complete = num_stored is not _FAILED and (model is None or await _flush(model))
+        is_complete = is_complete and not await self._is_store_out_of_reach()
         if is_complete:
             await self._chats.run(lambda store: store.clear_block_owners())
             num_removed += num_stored or 0
@@ -154,28 +163,11 @@ class KvCache:
         store = await asyncio.to_thread(self._kv_store.wait)
         if store is None:
             raise self._no_store()
-        loop = asyncio.get_running_loop()
-        told: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
-        is_left = False
-
-        def on_progress(num_checked: int, num_blocks: int) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, (num_checked, num_blocks))
-
-        work = asyncio.ensure_future(asyncio.to_thread(store.verify, on_progress, lambda: is_left))
-        try:
-            while not (work.done() and told.empty()):
-                getting = asyncio.ensure_future(told.get())
-                await asyncio.wait({work, getting}, return_when=asyncio.FIRST_COMPLETED)
-                if not getting.done():
-                    getting.cancel()
-                    continue
-                num_checked, num_blocks = getting.result()
-                yield {"type": "progress", "num_checked": num_checked, "num_blocks": num_blocks}
-            found = work.result()
-            self.damaged = set(getattr(found, "damaged", ()))
-            yield {"type": "done", "num_checked": found.num_checked, "num_damaged": found.num_damaged}
-        finally:
-            is_left = True
+        async with aclosing(check_store(store)) as events:
+            async for event in events:
+                if isinstance(event, Checked):
+                    self.damaged = event.damaged
+                yield event.to_json()
 
     async def set_pinned(self, chat_id: str, is_pinned: bool) -> None:
         """For the blocks that are stored, and the chat's later ones."""
@@ -196,20 +188,54 @@ class KvCache:
         for chat_id, hashes in pinned.items():
             await _on_engine(model, _pinning(chat_id, hashes))
 
-    async def _forget_in(self, chat_id: str, fingerprint: bytes, owned: OwnedBlocks | None) -> Forgotten:
+    async def _due(
+        self, chat_id: str, done: Mapping[bytes, frozenset[bytes]], is_last: bool
+    ) -> dict[bytes, OwnedBlocks]:
+        """What is to be forgotten yet, by fingerprint. When that is nothing and all went well, the chat's rows go in
+        the same call, so that no block is stored between the two; else another try needs them."""
+        loaded = {self._models.loaded.fingerprint} if self._models.loaded else set()
+
+        def find(store: ChatStore) -> dict[bytes, OwnedBlocks]:
+            owned = store.owned_blocks(chat_id)
+            due = {name: _without(blocks, done.get(name, frozenset())) for name, blocks in owned.items()}
+            due = {name: blocks for name, blocks in due.items() if blocks.owned or name not in done}
+            due |= dict.fromkeys(loaded - due.keys() - done.keys(), _NO_BLOCKS)
+            if not due and is_last:
+                store.drop_block_owners(chat_id)
+            return due
+
+        return await self._chats.run(find)
+
+    async def _forget_in(self, chat_id: str, fingerprint: bytes, blocks: OwnedBlocks) -> Forgotten:
         """Under one fingerprint, wherever its blocks are at this moment."""
-        hashes, shared = (owned.owned, owned.shared) if owned is not None else (frozenset(), frozenset())
         await self._while_attaching(fingerprint)
-        model = self._models.loaded
+        model, forgotten = self._models.loaded, Forgotten()
         if model is not None and model.fingerprint == fingerprint:
-            result = await _on_engine(model, lambda engine: engine.forget(chat_id, hashes, shared))
+            result = await _on_engine(model, lambda engine: engine.forget(chat_id, blocks.owned, blocks.shared))
             if result is not None:
-                return Forgotten(result.num_removed, result.num_shared, await _flush(model))
+                forgotten = Forgotten(result.num_removed, result.num_shared, await _flush(model))
+                if model.has_disk_tier or is_private_id(chat_id):
+                    return forgotten
             await self._while_attaching(fingerprint)
-        found = await self._in_store(lambda store: store.forget_elsewhere(fingerprint, hashes, shared), default=_FAILED)
+        return forgotten + await self._forget_stored(fingerprint, blocks)
+
+    async def _forget_stored(self, fingerprint: bytes, blocks: OwnedBlocks) -> Forgotten:
+        """On the disk alone, when no engine has a tier open on it."""
+        found = await self._in_store(
+            lambda store: store.forget_elsewhere(fingerprint, blocks.owned, blocks.shared), default=_FAILED
+        )
         if found is _FAILED:
             return Forgotten(is_complete=False)
-        return Forgotten(*found) if found is not None else Forgotten()
+        if found is not None:
+            return Forgotten(*found)
+        return Forgotten(is_complete=not (blocks.owned and await self._is_store_out_of_reach()))
+
+    async def _scrub(self) -> bool:
+        """Blocks that were evicted before are known to no tier, and their bytes are still there."""
+        return await self._in_store(lambda store: store.scrub(), default=_FAILED) is not _FAILED
+
+    async def _is_store_out_of_reach(self) -> bool:
+        return await asyncio.to_thread(self._kv_store.is_out_of_reach)
 
     async def _while_attaching(self, fingerprint: bytes | None) -> None:
         """A tier that is open belongs to an engine, which may be a moment away; or is about to be closed."""
@@ -241,9 +267,8 @@ class KvCache:
         return ApiError(409, notice, "no_kv_store")
 
 
-def _rest(owned: dict[bytes, OwnedBlocks], fingerprint: bytes) -> frozenset[bytes]:
-    found = owned.get(fingerprint)
-    return found.owned if found is not None else frozenset()
+def _without(blocks: OwnedBlocks, done: frozenset[bytes]) -> OwnedBlocks:
+    return OwnedBlocks(blocks.owned - done, blocks.shared - done)
 
 
 def _pinning(chat_id: str, hashes: Collection[bytes]) -> Callable[[Any], None]:

@@ -31,6 +31,8 @@ LOCK_NAME = "store.lock"
 STORE_ERRORS = (EngineError, OSError, BrokenIndexError)
 """What any use of the store may raise."""
 _OWNERS_ID = "owners_id"
+_ONLY_WHILE_RUNNING = "Chats are saved, but resume quickly only while the service runs"
+"""Of the texts of chats nothing is lost without a store."""
 
 
 class KvState(StrEnum):
@@ -51,6 +53,10 @@ class Store(Protocol):
         self, fingerprint: bytes, hashes: Collection[bytes], shared: Collection[bytes]
     ) -> tuple[int, int]:
         """Remove blocks, and those below them, of a fingerprint whose tier is not open -> (num_removed, num_shared)."""
+        ...
+
+    def scrub(self) -> None:
+        """Overwrite what evicted blocks have left in files."""
         ...
 
     def clear(self) -> Any: ...
@@ -154,10 +160,14 @@ class KvStore:
             tier = store.tier_for(fingerprint, image_bytes, model, content_sha256)
         except STORE_ERRORS as error:
             log.warning("no disk tier for %s: %s", model, error)
-            self._tier_notice = f"Conversations with {model} are kept in memory only: {error}"
+            self._tier_notice = f"{_ONLY_WHILE_RUNNING} with {model}: {error}"
             return None
         self._tier_notice = None
         return tier
+
+    def is_out_of_reach(self) -> bool:
+        """Whether blocks of earlier lives may lie in the directory, where nobody can remove them now. Long."""
+        return self.wait() is None and self.state is KvState.MEMORY_ONLY and any(self._paths.kv_dir.glob("*.slab"))
 
     def constant(self, name: str) -> Any:
         """Something that was measured before; None: nothing. Long."""
@@ -208,7 +218,7 @@ class KvStore:
                 log.exception("the disk store could not be opened")
             log.warning("memory-only: %s", error)
             self.state = KvState.MEMORY_ONLY
-            self._reason = f"Conversations are kept in memory only: {error}"
+            self._reason = f"{_ONLY_WHILE_RUNNING}: {error}"
         else:
             self._store = store
             self.refresh()

@@ -161,6 +161,10 @@ class LoadedModel:
     def name(self) -> str:
         return self.installed.name
 
+    @property
+    def has_disk_tier(self) -> bool:
+        return any(tier.name == "disk" for tier in self.tiers)
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until what left the device is safe and what was removed is gone; False: not within the time."""
         are_flushed = [tier.flush(timeout_s) for tier in self.tiers]

@@ -36,8 +36,7 @@ class StoreFolder:
             status = path.stat()
             if status.st_uid != os.geteuid():
                 raise StoreUnavailableError(
-                    f"{path} belongs to another user: chats are kept in memory only. "
-                    "Remove it, or set CHATKV_HOME to a folder of your own."
+                    f"{path} belongs to another user. Remove it, or set CHATKV_HOME to a folder of your own."
                 )
             refuse_network(path)
             if stat.S_IMODE(status.st_mode) & 0o077:
@@ -54,8 +53,8 @@ class StoreFolder:
             return
         if strangers := [name for name in names if not self._is_own(name)]:
             raise StoreUnavailableError(
-                f"{self.path} is not empty and not a cache of chatkv (it holds {strangers[0]}): chats are kept in "
-                "memory only. Move that away, or set CHATKV_HOME to another folder."
+                f"{self.path} is not empty and not a cache of chatkv (it holds {strangers[0]}). "
+                "Move that away, or set CHATKV_HOME to another folder."
             )
         file = self.files.open(self.path / TAG_NAME)
         try:
@@ -100,6 +99,6 @@ class StoreFolder:
 def unavailable(path: Path, error: OSError) -> StoreUnavailableError:
     why = _IN_USE.get(error.errno or 0, error.strerror or str(error))
     return StoreUnavailableError(
-        f"The cache folder {path} cannot be used ({why}): chats are kept in memory only. "
+        f"The cache folder {path} cannot be used ({why}). "
         "Make it writable, free some space, or set CHATKV_HOME to another folder."
     )

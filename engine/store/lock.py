@@ -32,7 +32,7 @@ class StoreLock:
                 os.close(fd)
                 if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                     raise StoreUnavailableError(
-                        f"{path.parent} is in use by another chatkv: chats are kept in memory only here. "
+                        f"{path.parent} is in use by another chatkv. "
                         "Stop the other one, or set CHATKV_HOME to a folder of its own, and start again."
                     ) from None
                 raise

@@ -53,8 +53,7 @@ def refuse_network(directory: Path, mountinfo_file: Path = MOUNTINFO) -> None:
     if mount is not None and is_network(mount.fs_type):
         raise StoreUnavailableError(
             f"{directory} lies on a network file system ({mount.fs_type}, mounted at {mount.point}), where the cache "
-            "could be damaged: chats are kept in memory only. Set CHATKV_HOME (or XDG_CACHE_HOME) to a folder on a "
-            "local disk."
+            "could be damaged. Set CHATKV_HOME (or XDG_CACHE_HOME) to a folder on a local disk."
         )
 
 

@@ -80,6 +80,6 @@ def translated(directory: Path) -> Iterator[None]:
         raise unavailable(directory, error) from error
     except BrokenIndexError as error:
         raise StoreUnavailableError(
-            f"The index of the cache in {directory} breaks ({error}): chats are kept in memory only. "
+            f"The index of the cache in {directory} breaks ({error}). "
             "Check the disk, remove the folder, and start again."
         ) from error

@@ -21,6 +21,7 @@ from ..render.chain_row import titles
 from ..render.forgotten import forgotten_text
 from ..render.miss import miss_text
 from ..render.palette import Palette
+from ..render.sanitize import sanitize_line
 from ..render.tier_lines import tier_lines
 from ..render.width import Run
 from ..session import Session
@@ -204,6 +205,8 @@ class CacheScreen(Sheet[str]):
         self._session.board.num_cache_changes += 1
 
     def _verify_text(self, event: dict[str, Any]) -> str:
+        if event.get("type") == "error":
+            return sanitize_line(str(event.get("message")))
         checked, total = int(event.get("num_checked") or 0), int(event.get("num_blocks") or 0)
         if event.get("type") == "done":
             damaged = int(event.get("num_damaged") or 0)

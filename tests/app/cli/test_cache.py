@@ -280,7 +280,7 @@ def test_forgetting_says_what_went_and_what_stays(client: ScriptedClient) -> Non
     with pytest.raises(UserError, match="No chat matches 'nobody'"):
         _run("forget", "nobody")
     client.is_complete = False
-    assert "has not answered in time" in _run("forget", "1" * 8).stderr
+    assert "could not be removed from the disk yet" in _run("forget", "1" * 8).stderr
 
 
 def test_clearing_wants_a_yes(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch) -> None:

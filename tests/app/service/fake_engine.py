@@ -447,8 +447,9 @@ class FakeModels:
         if self.load_error is not None:
             raise self.load_error
         fingerprint = installed.name.encode()
-        store = self.kv_store.wait() if self.kv_store is not None else None
-        tiers = [store.tier_for(fingerprint, 4096, installed.name, installed.content_sha256)] if store else []
+        kv_store = self.kv_store
+        tier = kv_store and kv_store.tier_for(fingerprint, 4096, installed.name, installed.content_sha256)
+        tiers = [tier] if tier is not None else []
         engine = FakeEngine(
             context_tokens=installed.context_tokens, fingerprint=fingerprint, tiers=tiers, **self.engine_options
         )

@@ -79,6 +79,8 @@ class FakeStore:
     quota_bytes: int = 0
     master_key: bytes | None = None
     num_clears: int = 0
+    num_scrubs: int = 0
+    scrub_error: OSError | None = None
     verify_gate: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -105,6 +107,11 @@ class FakeStore:
         num_removed = tier.remove(set(hashes) - set(shared))
         tier.flush(1.0)
         return num_removed, len(tier.hashes & set(shared))
+
+    def scrub(self) -> None:
+        self.num_scrubs += 1
+        if self.scrub_error is not None:
+            raise self.scrub_error
 
     def clear(self) -> int:
         self.num_clears += 1

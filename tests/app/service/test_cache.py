@@ -12,7 +12,9 @@ import pytest
 
 from chatkv.app.chats.blocks import ChatChain
 from chatkv.app.client import RefusedError
+from chatkv.app.paths import Paths
 from chatkv.app.service.cache_view import SharedHead, shared_heads
+from chatkv.engine.errors import StoreUnavailableError
 from chatkv.engine.request import LoadDecision, Miss
 
 from .fake_engine import encode, fake_installed
@@ -185,6 +187,73 @@ async def test_what_could_not_be_removed_is_said_and_can_be_tried_again(
     assert not tier_of(running).unflushed
 
 
+async def test_what_evicted_blocks_left_in_files_goes_with_the_chat(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat_id = await talk(running)
+    store = running.models.store
+    tier_of(running).hashes.clear()  # Evicted: no tier knows them any more.
+    store.scrub_error = OSError(5, "Input/output error")
+    assert not (await running.client.forget_cache(chat_id))["is_complete"]
+    store.scrub_error = None
+    assert (await running.client.delete_chat(chat_id))["cache"]["is_complete"]
+    assert store.num_scrubs == 2
+    await running.client.delete_chat(await talk(running, private=True))
+    assert store.num_scrubs == 2, "nothing of a private chat was ever stored"
+
+
+async def test_what_is_removed_and_shared_is_counted_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = [await talk(running, f"say a text that is {name} long", system=SYSTEM) for name in ("so", "as")]
+    (blocks,) = (await running.service.chats.run(lambda store: store.owned_blocks(first))).values()
+    monkeypatch.setattr(tier_of(running), "flush", lambda timeout_s: False)
+    forgotten = await running.client.forget_cache(first)
+    assert not forgotten["is_complete"]
+    assert (forgotten["num_removed"], forgotten["num_shared"]) == (
+        len(blocks.owned - blocks.shared),
+        len(blocks.shared),
+    )
+
+
+async def test_what_a_store_holds_that_cannot_be_used_now_is_not_called_gone(home: Path) -> None:
+    """The folder is read-only, or another service has it."""
+    models = FakeModels()
+    async with running_service(models) as running:
+        await running.ready()
+        gone, kept = [await talk(running, f"say a text that is {name} long") for name in ("so", "as")]
+    kv_dir = Paths.from_env().kv_dir
+    kv_dir.mkdir(parents=True, exist_ok=True)
+    (kv_dir / "0.slab").touch()
+    models.store.error = StoreUnavailableError("The folder is read-only.")
+    async with running_service(models) as running:
+        await running.ready()
+        assert not (await running.client.forget_cache(kept))["is_complete"]
+        assert not (await running.client.delete_chat(gone))["cache"]["is_complete"]
+        assert not (await running.client.clear_cache())["is_complete"]
+    models.store.error = None
+    async with running_service(models) as running:
+        await running.ready()
+        assert (await running.client.forget_cache(kept))["is_complete"]
+        await until(lambda: not tier_of(running).hashes)
+
+
+async def test_a_model_without_its_tier_still_has_blocks_on_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = FakeModels()
+    async with running_service(models) as running:
+        await running.ready()
+        chat_id = await talk(running)
+    tier = tier_of(running)
+    tier.is_open = False
+
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(models.store, "tier_for", refuse)
+    async with running_service(models) as running:
+        await running.ready()
+        assert (await running.client.forget_cache(chat_id))["is_complete"]
+        assert not tier.hashes
+
+
 async def test_a_deletion_that_was_cut_off_is_finished_at_the_next_start(home: Path) -> None:
     models = FakeModels()
     async with running_service(models) as running:
@@ -270,6 +339,18 @@ async def test_verify_tells_how_far_it_is_and_which_chats_lost_blocks(running: R
     ]
     assert events[-1] == {"type": "done", "num_checked": num_blocks, "num_damaged": 1}
     assert (await chain_of(running, chat_id))["num_damaged"] == 1
+
+
+async def test_a_store_that_cannot_be_read_to_its_end_says_so(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(running.models.store, "verify", fail)
+    (event,) = [event async for event in running.client.verify_cache()]
+    assert event["type"] == "error"
+    assert "Input/output error" in event["message"]
 
 
 async def test_leaving_ends_a_check(running: Running) -> None:

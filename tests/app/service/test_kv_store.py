@@ -80,7 +80,7 @@ async def test_without_a_store_the_service_works_and_says_so(home: Path) -> None
         await running.ready()
         chat_id = await talk(running)
         status = await running.client.status()
-        said = "Conversations are kept in memory only: /kv is on a network file system (nfs)."
+        said = "Chats are saved, but resume quickly only while the service runs: /kv is on a network file system (nfs)."
         assert status["notices"] == [said]
         cache = await running.client.cache()
         assert (cache["tiers"]["disk"]["state"], cache["tiers"]["disk"]["notice"]) == ("memory_only", said)
