@@ -65,7 +65,6 @@ class Header(NamedTuple):
     fingerprint: bytes
     record: BlockRecord
     payload_bytes: int
-    checksum: bytes
     seal: Seal | None
 
 
@@ -121,7 +120,7 @@ def parse_header(header: bytearray) -> Header:
     extra = bytes(header[_EXTRA_AT : _EXTRA_AT + extra_length])
     record = BlockRecord(block_hash, parent_hash, position, ids, extra)
     seal = Seal(*tags) if flags & _IS_ENCRYPTED else None
-    return Header(fingerprint, record, payload_bytes, bytes(header[_CHECKSUM_AT:_HEADER_SUM_AT]), seal)
+    return Header(fingerprint, record, payload_bytes, seal)
 
 
 def check_payload(header: bytearray, payload: Buffer) -> None:

@@ -24,7 +24,6 @@ class BufferPool:
         self.buffer_bytes = buffer_bytes
         self.num_buffers = num_buffers
         self.num_used = 0
-        self.num_quarantined = 0
         self._free: list[Buffer] = []
 
     @property
@@ -39,7 +38,6 @@ class BufferPool:
 
     def give_back(self, buffer: Buffer) -> None:
         if buffer.is_quarantined:  # its place was filled by another one meanwhile
-            self.num_quarantined -= 1
             return
         self.num_used -= 1
         self._free.append(buffer)
@@ -49,4 +47,3 @@ class BufferPool:
         assert not buffer.is_quarantined
         buffer.is_quarantined = True
         self.num_used -= 1
-        self.num_quarantined += 1
