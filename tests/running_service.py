@@ -73,6 +73,8 @@ class RunningService:
                 self.listening_s = self.listening_s or time.perf_counter() - started
                 if answer.json().get("status") == "ok":
                     break
+                if "error" in answer.json():
+                    raise RuntimeError(f"the model could not be loaded: {answer.text}; see {self.home}")
             except httpx.TransportError:
                 pass
             await asyncio.sleep(0.01)
