@@ -73,7 +73,7 @@ class RunningService:
                 self.listening_s = self.listening_s or time.perf_counter() - started
                 if answer.json().get("status") == "ok":
                     break
-                if "error" in answer.json():
+                if answer.json().get("error", {}).get("code") == "model_load_failed":
                     raise RuntimeError(f"the model could not be loaded: {answer.text}; see {self.home}")
             except httpx.TransportError:
                 pass
