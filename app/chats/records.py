@@ -80,6 +80,7 @@ class ReplyStats:
     ttft_s: float | None = None
     tokens_per_s: float | None = None
     num_tokens: int = 0
+    """Sampled by the last request: of a reply that was continued, what is older is part of the prompt."""
     prefill_s: float | None = None
     chatkv: Mapping[str, Any] | None = None
     """What the prompt found in the cache, what was decided, and where it was missed (JSON)."""

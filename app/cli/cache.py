@@ -207,9 +207,7 @@ async def _draw_verify(events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
 
 def _say_if_incomplete(done: dict[str, Any]) -> None:
     if not done["is_complete"]:
-        say(
-            "Something could not be removed from the disk yet; `chatkv cache status` and the log say why. Try again."
-        )
+        say("Something could not be removed from the disk yet; `chatkv cache status` and the log say why. Try again.")
 
 
 def _if_running(use: Callable[[Client], Awaitable[Result]]) -> Result | None:

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chatkv.app.hub.reports import human_bytes
-from chatkv.app.tui.cache_records import TIERS, CacheReport, Chain, DiskUse, Miss, SharedHead, TierUse
+from chatkv.app.tui.cache_records import TIERS, CacheReport, Chain, DiskUse, Reuse, SharedHead, TierUse
 from chatkv.app.tui.render import format
 from chatkv.app.tui.render.kv_bar import kv_bar
+from chatkv.app.tui.render.miss import reuse_text
 from chatkv.app.tui.render.palette import Glyphs
 
 from .output import blocks_text, human_age
@@ -161,16 +162,16 @@ def why_lines(request: Mapping[str, Any] | None) -> list[str]:
     """How far a request's prompt was reused, and the two texts where it left what was kept."""
     if request is None:
         return ["Nothing was asked since the service was started, or it is forgotten."]
-    num_cached, num_prompt = int(request["num_cached_tokens"]), int(request["num_prompt_tokens"])
+    reuse = Reuse.from_json(request)
     tiers = ", ".join(f"{count:,} from {tier}" for tier, count in (request["cached_by_tier"] or {}).items() if count)
-    lines = [f"{num_cached:,} of {num_prompt:,} prompt tokens were reused{f' ({tiers})' if tiers else ''}."]
+    found = f"{reuse.num_cached_tokens:,} of {reuse.num_prompt_tokens:,} prompt tokens were reused"
+    lines = [f"{found}{f' ({tiers})' if tiers else ''}."]
     if load := request["load"]:
         lines.append(_load_line(load))
-    miss = Miss.from_json(request["miss"])
-    if miss is None:
-        return [*lines, "Nothing that was kept was missed."]
-    if not miss.expected_text:
-        return [*lines, f"From token {miss.position:,} on nothing was kept; there it says: {_quoted(miss.text)}"]
+    miss = reuse.miss
+    if miss is None or reuse.num_recomputed_tokens == 0 or not miss.expected_text:
+        words = reuse_text(reuse)
+        return [*lines, f"{words[0].upper()}{words[1:]}."]
     return [
         *lines,
         f"At token {miss.position:,} it left what was kept:",

@@ -49,6 +49,8 @@ class LiveReply:
     """When it left the queue, as far as is known."""
     first_token_at: float | None = None
     last_token_at: float | None = None
+    num_earlier_tokens: int | None = None
+    """Of the chat before this request, as far as they were counted."""
     prompt_facts: RequestOutput | None = None
     """The newest output that told of the prompt."""
     block_hashes: tuple[bytes, ...] = ()
@@ -122,7 +124,7 @@ class LiveReply:
             cached_by_tier=dict(facts.cached_by_tier) if facts else {},
             ttft_s=round(first - self.started_at, 4) if first else None,
             tokens_per_s=self.tokens_per_s,
-            num_tokens=len(self.token_ids),
+            num_tokens=self.num_new_tokens,
             prefill_s=round(first - self.waited_until, 4) if first else None,
             chatkv=without_others(self.reuse) if self.reuse else None,
         )

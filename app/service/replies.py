@@ -205,7 +205,8 @@ class Replies:
     async def _run(self, chat: Chat, reply: LiveReply, prompt: Prompt | None, num_siblings: int) -> None:
         status, error_text = MessageStatus.STOPPED, None
         try:
-            await self._announce(chat.id)
+            shown = await self._announce(chat.id)
+            reply.num_earlier_tokens = shown.num_tokens if shown is not None else None
             if prompt is None:
                 prompt = await self._prepare_later(chat, reply)
             await self._note_continued_ids(reply, prompt)
@@ -275,17 +276,18 @@ class Replies:
     def _note_reuse(self, reply: LiveReply) -> None:
         if (stream := reply.stream) is not None and (facts := reply.prompt_facts) is not None:
             token_ids = stream.request.prompt_token_ids
-            reply.reuse = self._requests.note(stream.model, token_ids, facts, reply.chat_id)
+            reply.reuse = self._requests.note(stream.model, token_ids, facts, reply.chat_id, reply.num_earlier_tokens)
 
     async def _note_chain(self, reply: LiveReply) -> None:
         if (stream := reply.stream) is not None and reply.block_hashes:
             num_tokens = len(stream.request.prompt_token_ids) + reply.num_new_tokens
             await self._owners.note(reply.chat_id, stream.model.fingerprint, num_tokens, reply.block_hashes)
 
-    async def _announce(self, chat_id: str) -> None:
-        """The chat's line in everybody's list."""
+    async def _announce(self, chat_id: str) -> Chat | None:
+        """The chat's line in everybody's list. None: it is gone."""
         try:
             chat = await self._chats.run(lambda store: store.get_chat(chat_id))
         except UserError:
-            return
+            return None
         self._events.publish("chat_updated", chat=ChatSummary.to_json(chat, self.state(chat_id)))
+        return chat

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from chatkv.engine.config import BLOCK_SIZE
 from chatkv.engine.request import LoadDecision, RequestOutput
 
 from .loaded import LoadedModel
 
+T = TypeVar("T")
 MAX_CHATS = 256
 COMPUTED = "computed"
 DEVICE = "device"
@@ -41,10 +43,20 @@ def own_reuse_json(model: LoadedModel, facts: RequestOutput) -> dict[str, Any]:
 
 
 def without_others(reuse: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be kept in a file: another chat's text is not this chat's to keep."""
+    """What may be kept in a file: that other text is kept, but not which; it is not this chat's to keep."""
     miss = reuse["miss"]
-    own = None if miss is None else {name: value for name, value in miss.items() if name != "expected_text"}
-    return {**reuse, "miss": own}
+    if miss is None:
+        return dict(reuse)
+    own = {name: value for name, value in miss.items() if name != "expected_text"}
+    return {**reuse, "miss": own | {"is_other_kept": bool(miss["expected_text"])}}
+
+
+def num_recomputed(facts: RequestOutput, num_earlier_tokens: int) -> int:
+    """Prompt tokens that were part of the chat before this request and were not found; the block at the border, which
+    the newest sampled token may have left open, does not count."""
+    num_due = min(num_earlier_tokens, facts.num_prompt_tokens) // BLOCK_SIZE * BLOCK_SIZE
+    missing = num_due - facts.num_cached_tokens
+    return missing if missing > BLOCK_SIZE else 0
 
 
 def _reuse(facts: RequestOutput, miss: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -71,14 +83,23 @@ class RequestLog:
         self._clock = clock
         self._by_chat: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._last: dict[str, Any] | None = None
+        self._brought: OrderedDict[str, Counter[str]] = OrderedDict()
+        """Tokens by tier that were brought to the device for each chat since its last turn."""
         self.num_load_decisions: Counter[str] = Counter()
         """By "load" and "compute"."""
 
     def note(
-        self, model: LoadedModel, prompt_token_ids: Sequence[int], facts: RequestOutput, chat_id: str | None = None
+        self,
+        model: LoadedModel,
+        prompt_token_ids: Sequence[int],
+        facts: RequestOutput,
+        chat_id: str | None = None,
+        num_earlier_tokens: int | None = None,
     ) -> dict[str, Any]:
-        """Take in a request that has ended; its `reuse_json`."""
+        """Take in a request that has ended; its `reuse_json`. `num_earlier_tokens`: of the chat before it."""
         reuse = reuse_json(model, prompt_token_ids, facts)
+        if num_earlier_tokens is not None:
+            reuse["num_recomputed_tokens"] = num_recomputed(facts, num_earlier_tokens)
         entry = {
             "chat_id": chat_id,
             "model": model.name,
@@ -89,22 +110,29 @@ class RequestLog:
         }
         self._last = entry
         if chat_id is not None:
-            self._by_chat[chat_id] = entry
-            self._by_chat.move_to_end(chat_id)
-            if len(self._by_chat) > MAX_CHATS:
-                self._by_chat.popitem(last=False)
-        for tier, num_tokens in facts.cached_by_tier.items():
+            _keep_newest(self._by_chat, chat_id, entry)
+        for tier, num_tokens in self._found(facts, chat_id).items():
             self._count(tier, num_tokens)
         self._count(COMPUTED, facts.num_prompt_tokens - facts.num_cached_tokens)
         if facts.load is not None:
             self.num_load_decisions["load" if facts.load.is_loaded else "compute"] += 1
         return reuse
 
-    def note_loaded(self, facts: RequestOutput) -> None:
-        """Take in a warm request: what it brought from below, the next request will find on the device."""
-        for tier, num_tokens in facts.cached_by_tier.items():
-            if tier != DEVICE:
-                self._count(tier, num_tokens)
+    def note_warm(self, facts: RequestOutput, chat_id: str) -> None:
+        """Take in a warm request. What it brought from below, the chat's next turn finds on the device, and is counted
+        then, as if the turn had brought it itself."""
+        below = Counter({tier: number for tier, number in facts.cached_by_tier.items() if tier != DEVICE})
+        if below.total():
+            _keep_newest(self._brought, chat_id, self._brought.get(chat_id, Counter()) + below)
+
+    def _found(self, facts: RequestOutput, chat_id: str | None) -> Counter[str]:
+        """A prompt's cached tokens by the tier that they came from since the chat's last turn."""
+        found = Counter(facts.cached_by_tier)
+        for tier, num_brought in self._brought.pop(chat_id or "", Counter()).items():
+            num_tokens = min(num_brought, found[DEVICE])
+            found[DEVICE] -= num_tokens
+            found[tier] += num_tokens
+        return found
 
     def find(self, chat_id: str | None) -> dict[str, Any] | None:
         """None: nothing was asked since the service started, or it was forgotten."""
@@ -114,6 +142,13 @@ class RequestLog:
         """Something was forgotten: any entry may hold a piece of its text."""
         self._by_chat.clear()
         self._last = None
+
+
+def _keep_newest(by_chat: OrderedDict[str, T], chat_id: str, value: T) -> None:
+    by_chat[chat_id] = value
+    by_chat.move_to_end(chat_id)
+    if len(by_chat) > MAX_CHATS:
+        by_chat.popitem(last=False)
 
 
 class HitCounts:

@@ -243,7 +243,7 @@ class Warmer:
 
     async def _note(self, chat_id: str, running: _Running, output: RequestOutput) -> None:
         request = running.request
-        self._requests.note_loaded(output)
+        self._requests.note_warm(output, chat_id)
         is_next_turn = request.warm is WarmMode.COMPUTE and not running.is_draft
         if output.finish_reason is FinishReason.STOP and is_next_turn and output.block_hashes:
             num_tokens = len(request.prompt_token_ids)

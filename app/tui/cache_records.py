@@ -192,18 +192,47 @@ class Miss:
     text_before: str = ""
     text: str = ""
     expected_text: str = ""
-    """What is kept at that place; "" when nothing is."""
+    """What is kept at that place; "" when nothing is, or when it is not known any more."""
+    is_other_kept: bool = False
+    """Something is kept at that place, whether or not it is known what."""
 
     @classmethod
     def from_json(cls, data: Any) -> Miss | None:
         if not isinstance(data, Mapping):
             return None
+        expected_text = _visible(string(data, "expected_text"))
         return cls(
             integer(data, "position"),
             _visible(string(data, "text_before")),
             _visible(string(data, "text")),
-            _visible(string(data, "expected_text")),
+            expected_text,
+            bool(expected_text or data.get("is_other_kept")),
         )
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What a request's prompt found in the cache."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_recomputed_tokens: int | None = None
+    """Of the chat's earlier text, what was not found; None: not known, as for other clients' requests."""
+    miss: Miss | None = None
+
+    @classmethod
+    def from_json(cls, data: Json) -> Reuse:
+        num_recomputed = data.get("num_recomputed_tokens")
+        return cls(
+            integer(data, "num_prompt_tokens"),
+            integer(data, "num_cached_tokens"),
+            num_recomputed if isinstance(num_recomputed, int) else None,
+            Miss.from_json(data.get("miss")),
+        )
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return max(0, self.num_prompt_tokens - self.num_cached_tokens)
 
 
 def _runs(value: Any) -> Runs:

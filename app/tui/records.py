@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .cache_records import TIERS, Miss
+from .cache_records import TIERS, Reuse
 from .json_fields import Json, integer, mapping, number, string
 from .render.sanitize import sanitize, sanitize_line
 
@@ -29,7 +29,7 @@ class ReplyStats:
     """(tier, prompt tokens that came from there), fastest first; tiers without any are left out."""
     load_s: float | None = None
     """How long reading lower tiers takes, as measured before; None when nothing was loaded."""
-    miss: Miss | None = None
+    reuse: Reuse = field(default_factory=Reuse)
 
     @classmethod
     def from_json(cls, data: Json | None) -> ReplyStats | None:
@@ -46,7 +46,7 @@ class ReplyStats:
             number(data, "prefill_s"),
             tuple((tier, integer(by_tier, tier)) for tier in TIERS if integer(by_tier, tier)),
             number(load, "load_s") if load.get("is_loaded") and load.get("num_loaded_tokens") else None,
-            Miss.from_json(debug.get("miss")),
+            Reuse.from_json({**data, **debug}),
         )
 
     @property

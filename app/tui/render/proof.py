@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..records import ReplyStats
 from . import format
-from .miss import miss_text
+from .miss import reuse_text
 
 MIN_MISSED_TOKENS = 64
 MIN_MISSED_SHARE = 0.25
-"""A prompt always brings something new; the reason is told from here on."""
+"""A prompt always brings something new; where it is not known what is new, the reason is told from here on."""
 
 
 def proof_text(stats: ReplyStats) -> str:
@@ -30,7 +30,9 @@ def proof_text(stats: ReplyStats) -> str:
 
 
 def why_computed(stats: ReplyStats) -> str:
-    """Where the prompt left what was kept, when that made much work; else ""."""
-    num_missed = stats.num_missed_tokens
-    is_much = num_missed >= max(MIN_MISSED_TOKENS, MIN_MISSED_SHARE * stats.num_prompt_tokens)
-    return miss_text(stats.miss) if is_much and stats.miss is not None and stats.miss.expected_text else ""
+    """Why something was computed that could have been kept, when it made much work; else ""."""
+    reuse = stats.reuse
+    if reuse.num_recomputed_tokens is not None:  # A new text is no reason, however long it is.
+        return reuse_text(reuse) if reuse.num_recomputed_tokens >= MIN_MISSED_TOKENS else ""
+    is_much = stats.num_missed_tokens >= max(MIN_MISSED_TOKENS, MIN_MISSED_SHARE * stats.num_prompt_tokens)
+    return reuse_text(reuse) if is_much and reuse.miss is not None and reuse.miss.is_other_kept else ""

@@ -13,13 +13,13 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Static
 
-from ..cache_records import Chain, Miss
+from ..cache_records import Chain, Reuse
 from ..ports import RefusedError, ServiceLostError
 from ..render import format
 from ..render.cache_tree import SORTS, chain_rows
 from ..render.chain_row import titles
 from ..render.forgotten import forgotten_text
-from ..render.miss import miss_text
+from ..render.miss import reuse_text
 from ..render.palette import Palette
 from ..render.sanitize import sanitize_line
 from ..render.tier_lines import tier_lines
@@ -39,6 +39,7 @@ WARM_REASONS = {
     "in_trash": "It is in the trash.",
 }
 NOTHING = "Nothing is kept yet."
+NOTHING_ASKED = "nothing was asked since the start, or it is forgotten"
 
 
 class CacheScreen(Sheet[str]):
@@ -190,8 +191,8 @@ class CacheScreen(Sheet[str]):
 
     async def _why(self, chain: Chain) -> None:
         answer = await self._session.service.why_missed(chain.chat_id)
-        miss = Miss.from_json(answer.get("miss")) if answer else None
-        self._say(miss_text(miss) if miss else f"Nothing of {chain.title} was missed that was kept.")
+        words = reuse_text(Reuse.from_json(answer)) if answer else NOTHING_ASKED
+        self._say(f"{chain.title}: {words}")
 
     async def _verify(self) -> None:
         self._is_verifying = True

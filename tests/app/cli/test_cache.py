@@ -335,9 +335,22 @@ def test_why_shows_both_texts(client: ScriptedClient) -> None:
     ]
     assert client.told == [("why", "1" * 24)]
     assert _after(client, miss | {"expected_text": ""})[1:] == [
-        "From token 412 on nothing was kept; there it says: “Tuesday”"
+        "Nothing was kept of its last 1,631 tokens, from token 412 on: “Tuesday”."
     ]
     assert _after(client, None)[1:] == ["Nothing that was kept was missed."]
+
+
+def test_why_says_that_a_turn_brought_only_new_text(client: ScriptedClient) -> None:
+    client.request = {"num_prompt_tokens": 2031, "num_cached_tokens": 2000, "cached_by_tier": {"device": 2000}}
+    client.request |= {"load": None, "num_recomputed_tokens": 0}
+    miss = {"position": 2000, "text_before": "Today is ", "text": "Tuesday", "expected_text": "Monday\n"}
+    for shown in (miss, miss | {"expected_text": ""}, None):
+        assert _after(client, shown)[1:] == ["Only its new text was computed: 31 of 2,031 tokens."]
+    client.request |= {"num_recomputed_tokens": 1984, "num_cached_tokens": 0}
+    assert _after(client, miss | {"position": 0, "expected_text": ""})[1:] == [
+        "1,984 tokens of its earlier text were not kept, from token 0 on: “Tuesday”."
+    ]
+    assert len(_after(client, miss)[1:]) == 4
 
 
 def test_why_tells_of_the_choice_between_loading_and_computing(client: ScriptedClient) -> None:

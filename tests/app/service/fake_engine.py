@@ -468,6 +468,9 @@ class FakeModels:
             tiers=tiers,
         )
 
+    def load_default(self) -> LoadedModel:
+        return self.load(self.list()[0], lambda share: None)
+
     def make_service(self, paths: Paths, settings: Settings, endpoints: Endpoints, **options: Any) -> Service:
         self.kv_store = KvStore(paths, settings, self.store.open)
         return Service(paths, settings, self, self.load, endpoints, self.kv_store, **options)

@@ -396,6 +396,8 @@ async def test_replies_tell_what_was_found_and_the_database_keeps_no_others_text
         assert stats["chatkv"]["cached_by_tier"] == {"device": 7}
         assert stats["chatkv"]["load"] == LOAD_JSON
         assert stats["chatkv"]["miss"]["text"] == "my own text"
+        assert stats["chatkv"]["miss"]["is_other_kept"]
+        assert stats["chatkv"]["num_recomputed_tokens"] == 0, "all of a first turn is new"
         assert "expected_text" not in json.dumps(stats)
         last: Json = {}
         async for event in running.client.stream_turn(chat_id, "say hi"):

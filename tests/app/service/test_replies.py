@@ -170,6 +170,9 @@ async def test_stopping_keeps_the_partial_answer_and_continuing_goes_on_after_it
     request = running.engine.requests[-1]
     assert request.prompt_token_ids[-len(stopped["content"]) :] == tuple(encode(stopped["content"]))
     assert request.resume_text == stopped["content"]
+    num_new = whole["num_tokens"] - stopped["num_tokens"]
+    shown = await running.client.get_chat(chat["id"])
+    assert shown["chat"]["num_tokens"] == len(request.prompt_token_ids) + num_new, "the old part counts once"
     with pytest.raises(RefusedError, match="complete"):
         await running.client.continue_reply(chat["id"])
 

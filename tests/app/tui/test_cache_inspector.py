@@ -132,8 +132,11 @@ async def test_why_a_prompt_was_computed_is_said_in_words(service):
         await press(pilot, "f4")
         await wait_for(pilot, "4,803")
         await press(pilot, "y")
-        await wait_for(pilot, "Nothing of Porto was missed that was kept.")
-        service.why = {"miss": miss}
+        await wait_for(pilot, "Porto: nothing was asked since the start")
+        service.why = {"num_prompt_tokens": 483, "num_cached_tokens": 470, "num_recomputed_tokens": 0, "miss": miss}
+        await press(pilot, "y")
+        await wait_for(pilot, "Porto: only its new text was computed: 13 of 483 tokens")
+        service.why |= {"num_cached_tokens": 400, "num_recomputed_tokens": 80}
         await press(pilot, "y")
         await wait_for(pilot, "differs from token 412 on after “…for two, budget”: “ 700”, where “ 600” is kept")
 

@@ -220,6 +220,20 @@ def test_the_reason_is_told_only_when_much_was_computed_though_something_else_wa
     assert why_computed(stats({"miss": None}, num_cached_tokens=0)) == ""
 
 
+def test_a_new_text_is_no_reason_and_a_lost_one_is():
+    """Also as the database keeps it, without the other text."""
+    miss = {"position": 412, "text": " 700 €", "is_other_kept": True}
+    assert why_computed(stats({"miss": miss, "num_recomputed_tokens": 0}, num_cached_tokens=412)) == ""
+    assert why_computed(stats({"miss": miss, "num_recomputed_tokens": 2500}, num_cached_tokens=412)) == (
+        "differs from token 412 on: “ 700 €”, where other text is kept"
+    )
+    miss["is_other_kept"] = False
+    assert why_computed(stats({"miss": miss, "num_recomputed_tokens": 2500}, num_cached_tokens=412)) == (
+        "2,500 tokens of its earlier text were not kept, from token 412 on: “ 700 €”"
+    )
+    assert why_computed(stats({"miss": miss, "num_recomputed_tokens": 48})) == "", "too little to speak of"
+
+
 def test_what_a_prompt_holds_cannot_reach_the_terminal_through_the_reason():
     miss = Miss.from_json({"position": 1, "text": "\x1b]52;c;x\x07\n", "expected_text": "\x9b31m\t"})
     assert miss is not None
