@@ -55,9 +55,10 @@ def drop_index(directory: Path) -> None:
 def flip(file: Path, offset: int, bit: int = 3) -> None:
     with file.open("r+b") as opened:
         opened.seek(offset)
-        byte = opened.read(1)[0]
-        opened.seek(offset)
-        opened.write(bytes([byte ^ (1 << bit)]))
+        byte = opened.read(1)
+        if byte:  # The store may have cut the file meanwhile.
+            opened.seek(offset)
+            opened.write(bytes([byte[0] ^ (1 << bit)]))
 
 
 def cut(num_bytes: int) -> Callable[[Path], None]:
