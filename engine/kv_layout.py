@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +59,8 @@ class KVLayout:
 
     def new_pool(self, num_blocks: int, device: torch.device) -> Tensor:
         """uint8 [num_blocks, block_bytes]. Memory is taken from the system as blocks are first written."""
+        if device.type == "cpu":
+            return _system_memory(num_blocks * self.block_bytes).view(num_blocks, self.block_bytes)
         return torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8, device=device)
 
     def views(self, pool: Tensor) -> KVBlocks:
@@ -104,3 +108,13 @@ def _view(pool: Tensor, offset_bytes: int, dtype: torch.dtype, shape: Sequence[i
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _system_memory(num_bytes: int) -> Tensor:
+    """uint8 [num_bytes], page-aligned. Where the system has large pages it is asked for them: a chat that comes back
+    after a start writes tens of thousands of small pages for the first time, and each costs a fault."""
+    memory = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
