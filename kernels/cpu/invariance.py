@@ -8,7 +8,8 @@ the rows of a large product, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,12 +19,20 @@ SMALL_ROW_COUNTS = range(1, 65)
 LARGE_ROW_COUNTS = (96, 128, 192, 256, 320, 512)
 
 
-def row_multiple(products: Iterable[Callable[[Tensor], Tensor]], num_columns: Iterable[int]) -> int | None:
-    """The smallest candidate that is safe for all `products` ([T, num_columns] -> [T, n]); None if none is."""
-    unsafe: set[int] = set()
-    for product, width in zip(products, num_columns, strict=True):
-        unsafe |= unsafe_row_counts(product, width)
-    return smallest_safe(unsafe)
+Measured = TypeVar("Measured")
+_measured: dict[Hashable, object] = {}
+
+
+def measured_once(key: Hashable, measure: Callable[[], Measured]) -> Measured:
+    """What `measure` gives, or gave before in this process for an equal `key` and number of threads: of a start with
+    the same shapes, most of the time would go into measuring the same again.
+
+    `key`: the operation and the shapes that it depends on; never numbers of a model.
+    """
+    full_key = (key, torch.get_num_threads())
+    if full_key not in _measured:
+        _measured[full_key] = measure()
+    return cast(Measured, _measured[full_key])
 
 
 def smallest_safe(unsafe_counts: set[int]) -> int | None:

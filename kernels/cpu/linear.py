@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..reference import dequantise
 from ..weights import Weight
-from .invariance import row_multiple
+from .invariance import measured_once, smallest_safe, unsafe_row_counts
 
 ROWS_HINT = 8
 """Batch size that oneDNN lays weights out for. Measured: good from 1 to 512 rows."""
@@ -66,10 +66,13 @@ class LinearPath:
 
     def seal(self) -> None:
         """Find the row multiple for every shape prepared. Where none is safe, rows are multiplied one by one."""
-        linears = self._shapes.values()
-        self.row_multiple = row_multiple(
-            (linear.product for linear in linears), (linear.num_columns for linear in linears)
-        )
+        unsafe: set[int] = set()
+        for (num_rows, num_columns), linear in self._shapes.items():
+            unsafe |= measured_once(
+                ("linear", self.is_onednn, num_rows, num_columns),
+                partial(unsafe_row_counts, linear.product, num_columns),
+            )
+        self.row_multiple = smallest_safe(unsafe)
 
     def functions(self) -> Iterator[tuple[Callable[[Tensor], Tensor], int]]:
         """Every prepared shape's first matrix as a function that `linear` runs, and its number of columns."""

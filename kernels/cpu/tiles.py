@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .invariance import CANDIDATES, smallest_safe
+from .invariance import CANDIDATES, measured_once, smallest_safe
 from .threads import single_thread
 
 KEY_TILE = 256
@@ -45,24 +45,7 @@ class TileProducts:
 
     def seal(self, head_dim: int) -> None:
         """Measure for this head size which row counts are safe; where none is, rows are multiplied one by one."""
-        generator = torch.Generator().manual_seed(head_dim)
-        queries = torch.randn(24, MAX_QUERY_ROWS, head_dim, generator=generator)
-        keys = torch.randn(24, KEY_TILE, head_dim, generator=generator)
-        scores = torch.bmm(queries, keys.transpose(1, 2))
-        weights = torch.softmax(scores, dim=-1)
-        outputs = torch.bmm(weights, keys)
-        unsafe: set[int] = set()
-        cases = product((*range(1, 33), 48, 64, 96), (1, 2, 3, 7, 24), (0, 1, 3))
-        for count, items, first in cases:
-            # From `first` on: a row's place in the product must not matter either.
-            rows = slice(first, first + count)
-            for is_single in (False, True):
-                with single_thread(is_single):
-                    few_scores = torch.bmm(queries[:items, rows].clone(), keys[:items].transpose(1, 2))
-                    few_outputs = torch.bmm(weights[:items, rows].clone(), keys[:items])
-                is_same = torch.equal(few_scores, scores[:items, rows])
-                if not (is_same and torch.equal(few_outputs, outputs[:items, rows])):
-                    unsafe.add(count)
+        unsafe = measured_once(("tiles", KEY_TILE, head_dim), lambda: _unsafe_row_counts(head_dim))
         # One row never goes to a batched product: torch has a path of its own for vectors.
         self.row_multiple = smallest_safe(unsafe | {1})
 
@@ -95,6 +78,29 @@ class TileProducts:
         weights = torch.softmax(scores, dim=-1)
         outputs = self.product(weights.view(flat[0], num_rows, KEY_TILE), values.view(flat))
         return TileResult(outputs.view(queries.shape), scores.amax(-1), weights.amax(-1))
+
+
+def _unsafe_row_counts(head_dim: int) -> set[int]:
+    """Row counts at which a row's bits are not those that it has in a large product."""
+    generator = torch.Generator().manual_seed(head_dim)
+    queries = torch.randn(24, MAX_QUERY_ROWS, head_dim, generator=generator)
+    keys = torch.randn(24, KEY_TILE, head_dim, generator=generator)
+    scores = torch.bmm(queries, keys.transpose(1, 2))
+    weights = torch.softmax(scores, dim=-1)
+    outputs = torch.bmm(weights, keys)
+    unsafe: set[int] = set()
+    cases = product((*range(1, 33), 48, 64, 96), (1, 2, 3, 7, 24), (0, 1, 3))
+    for count, items, first in cases:
+        # From `first` on: a row's place in the product must not matter either.
+        rows = slice(first, first + count)
+        for is_single in (False, True):
+            with single_thread(is_single):
+                few_scores = torch.bmm(queries[:items, rows].clone(), keys[:items].transpose(1, 2))
+                few_outputs = torch.bmm(weights[:items, rows].clone(), keys[:items])
+            is_same = torch.equal(few_scores, scores[:items, rows])
+            if not (is_same and torch.equal(few_outputs, outputs[:items, rows])):
+                unsafe.add(count)
+    return unsafe
 
 
 def combine(result: TileResult, item_query: Tensor, rank_sizes: Sequence[int]) -> Tensor:
