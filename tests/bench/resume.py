@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.running_service import ROOT, RunningService
 
-from . import resume_engine, store
+from . import resume_after, resume_engine, store
 from .draft import measure_draft
 from .report import Report, median
 from .text import prompt_of, words
@@ -105,6 +105,7 @@ def main() -> None:
     home = parser.parse_args().home.absolute()
     report = Report()
     asyncio.run(run_service(home, report))
+    asyncio.run(resume_after.measure(home, report))
     resume_engine.measure(home, report)
     store.measure(home / "bench-store", report)
     report.print_table()
