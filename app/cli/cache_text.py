@@ -29,33 +29,40 @@ _DISK_STATES = {
     "opening": "being opened",
     "memory_only": "not used: everything stays in memory",
 }
+_MODEL_STATES = {"loading": "being loaded", "unloaded": "unloaded, a prompt loads it"}
 _STYLES = {"device": "green", "host": "yellow", "disk": "cyan", "missing": "bright_black"}
 
 
 def print_status(cache: Mapping[str, Any], directory: str) -> None:
     report = CacheReport.from_json(cache)
     console = Console()
-    for name, value in _status_lines(report, directory, cache):
+    for name, value in _status_lines(report, directory):
         console.print(Text(f"{name:<{_NAME_CELLS}} ") + value, soft_wrap=True)
 
 
-def _status_lines(report: CacheReport, directory: str, cache: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
-    blocks = f", blocks of {report.block_size} tokens = {human_bytes(report.block_bytes)}" if report.model else ""
-    yield "model", Text(f"{report.model or 'none is loaded'}{blocks}")
+def _status_lines(report: CacheReport, directory: str) -> Iterator[tuple[str, Text]]:
+    yield "model", Text(_model_words(report))
     yield "device", _tier_line("device", report.device, report) if report.model else Text("empty")
     yield "host", _tier_line("host", report.host, report) if report.host else Text("off (for a GPU only)")
     yield "disk", _disk_line(report)
-    if report.num_asked_tokens_24h:
+    if report.prompt_tokens_24h:
         yield "computed", Text(f"{_share(report.computed_tokens_24h, report)} of a day's prompt tokens")
     if report.disk.state == "on":
         yield "written", Text(_written(report.disk))
-        yield "store", Text(directory)
-    for slab in cache["tiers"]["disk"].get("slabs") or ():
-        age = human_age(time.time() - slab["last_used_at"])
-        used = "in use now" if age == "now" else f"last used {age} ago"
-        yield "", Text(f"{slab['model']}: {blocks_text(slab['num_blocks'])}, {human_bytes(slab['bytes'])}, {used}")
+        yield "store", Text(f"{directory}{', encrypted' if report.disk.is_encrypted else ''}")
+    for slab in report.disk.slabs:
+        age = human_age(time.time() - slab.last_used_at)
+        used = "in use now" if slab.is_open else f"last used {age} ago"
+        yield "", Text(f"{slab.model}: {blocks_text(slab.num_blocks)}, {human_bytes(slab.num_bytes)}, {used}")
     if report.disk.notice:
         yield "notice", Text(report.disk.notice)
+
+
+def _model_words(report: CacheReport) -> str:
+    if not report.model:
+        return _MODEL_STATES.get(report.model_state, "none is loaded")
+    size = f"{human_bytes(report.block_bytes)} {report.kv_dtype}".rstrip()
+    return f"{report.model}, blocks of {report.block_size} tokens = {size}"
 
 
 def _disk_line(report: CacheReport) -> Text:
@@ -68,15 +75,14 @@ def _tier_line(tier: str, use: TierUse, report: CacheReport) -> Text:
     full = min(GAUGE_CELLS, max(int(use.used_bytes > 0), round(GAUGE_CELLS * use.share)))
     text = Text().append(_GLYPHS.of_tier(tier) * full, _STYLES[tier])
     text.append(_GLYPHS.rule * (GAUGE_CELLS - full), "bright_black")
-    num_blocks = use.used_bytes // report.block_bytes if tier == "device" else use.num_blocks  # The pool is its size.
-    text.append(f"  {human_bytes(use.used_bytes)} of {human_bytes(use.limit_bytes)}, {blocks_text(num_blocks)}")
-    if report.num_asked_tokens_24h:
+    text.append(f"  {human_bytes(use.used_bytes)} of {human_bytes(use.limit_bytes)}, {blocks_text(use.num_blocks)}")
+    if report.prompt_tokens_24h:
         text.append(f", {_share(use.hit_tokens_24h, report)} of a day's prompt tokens")
     return text
 
 
 def _share(num_tokens: int, report: CacheReport) -> str:
-    return format.percent(num_tokens / report.num_asked_tokens_24h)
+    return format.percent(num_tokens / report.prompt_tokens_24h)
 
 
 def _written(disk: DiskUse) -> str:

@@ -38,6 +38,7 @@ class SharedHead:
 
 def cache_report(
     model: LoadedModel | None,
+    model_state: str,
     kv_store: KvStore,
     chats: Sequence[ShownChat],
     hit_tokens: Mapping[str, int],
@@ -48,6 +49,8 @@ def cache_report(
     stats = model.engine.stats() if model else None
     return {
         "model": model.name if model else None,
+        "model_state": model_state,
+        "kv_dtype": model.kv_dtype if model else None,
         "block_size": BLOCK_SIZE,
         "block_bytes": model.block_bytes if model else 0,
         "num_blocks": stats.num_blocks if stats else 0,
@@ -56,6 +59,7 @@ def cache_report(
         "num_free": stats.num_free if stats else 0,
         "tiers": tiers_json(model, kv_store, hit_tokens),
         "computed_tokens_24h": hit_tokens.get(COMPUTED, 0),
+        "prompt_tokens_24h": sum(hit_tokens.values()),
         "chats": [_chat_json(model, shown, heads, damaged) for shown in chats] if model else [],
         "shared": [_head_json(head, chats) for head in heads],
         "evicts_next": _evicts_next(model, chats),
@@ -69,7 +73,13 @@ def tiers_json(model: LoadedModel | None, kv_store: KvStore, hit_tokens: Mapping
             shown["hit_tokens_24h"] = hit_tokens.get(name, 0)
     status = kv_store.status
     short["disk"]["slabs"] = [
-        {"model": slab.model, "num_blocks": slab.num_blocks, "bytes": slab.bytes, "last_used_at": slab.last_used}
+        {
+            "model": slab.model,
+            "num_blocks": slab.num_blocks,
+            "bytes": slab.bytes,
+            "last_used_at": slab.last_used,
+            "is_open": slab.is_open,
+        }
         for slab in (status.slabs if status else ())
     ]
     return short
@@ -166,6 +176,7 @@ def _disk_json(kv_store: KvStore, stats: TierStats | None) -> dict[str, Any]:
     status = kv_store.status
     return {
         "state": kv_store.state.value,
+        "is_encrypted": kv_store.is_encrypted,
         "notice": kv_store.notice or (stats.notice if stats else None),
         "used_bytes": status.used_bytes if status else 0,
         "limit_bytes": status.quota_bytes if status else 0,

@@ -131,6 +131,10 @@ class KvStore:
         return self._tier_notice or (self._status.notice if self._status is not None else None)
 
     @property
+    def is_encrypted(self) -> bool:
+        return self._store is not None and self._settings.kv_encryption
+
+    @property
     def status(self) -> Any:
         """The store's `StoreStatus` as of the last `refresh`; None without a store."""
         return self._status
@@ -160,7 +164,7 @@ class KvStore:
             tier = store.tier_for(fingerprint, image_bytes, model, content_sha256)
         except STORE_ERRORS as error:
             log.warning("no disk tier for %s: %s", model, error)
-            self._tier_notice = f"{_ONLY_WHILE_RUNNING} with {model}: {error}"
+            self._tier_notice = f"{_ONLY_WHILE_RUNNING} ({model}): {error}"
             return None
         self._tier_notice = None
         return tier

@@ -152,6 +152,7 @@ class LoadedModel:
     """Names what its blocks mean, in every tier."""
     hash_blocks: Callable[[Sequence[int]], Sequence[bytes]]
     """Token ids from the start of a prompt -> the names of its full blocks."""
+    kv_dtype: str = "fp32"
     tiers: Sequence[LowerTier] = ()
     """Below the device, fastest first. The engine closes them."""
     on_closed: Callable[[], None] = _nothing

@@ -26,6 +26,7 @@ from .model_views import effective_context
 
 if TYPE_CHECKING:
     from chatkv.engine.block_hash import BlockHasher
+    from chatkv.engine.kv_layout import KVLayout
 
 log = logging.getLogger(__name__)
 BYTES_PER_EXPANDED_WEIGHT = 4
@@ -100,7 +101,7 @@ def load_model(
         max_num_waiting=settings.max_num_waiting,
         check_integrity=settings.check_integrity,
     )
-    tiers = lower_tiers(kv_store, settings, fingerprint.digest, decoder.layout.block_bytes, installed)
+    tiers = lower_tiers(kv_store, settings, fingerprint.digest, decoder.layout, installed)
     constants_name = f"prefill {fingerprint.digest.hex()}"
     engine = Engine(
         config,
@@ -123,21 +124,24 @@ def load_model(
         text=text,
         fingerprint=fingerprint.digest,
         hash_blocks=partial(hash_blocks, hasher),
+        kv_dtype=decoder.layout.kv_dtype,
         tiers=tiers,
         on_closed=lambda: kv_store.set_constant(constants_name, engine.planner.constants),
     )
 
 
 def lower_tiers(
-    kv_store: KvStore, settings: Settings, fingerprint: bytes, image_bytes: int, installed: InstalledModel
+    kv_store: KvStore, settings: Settings, fingerprint: bytes, layout: KVLayout, installed: InstalledModel
 ) -> list[LowerTier]:
     """Fastest first. On the CPU the pool is host memory itself: a host tier only where it was asked for."""
     tiers: list[LowerTier] = []
+    image_bytes = layout.block_bytes
     if settings.kv_host_bytes and settings.kv_host_bytes >= image_bytes:
         from chatkv.engine.tiers.host_tier import HostTier
 
         tiers.append(HostTier(image_bytes, settings.kv_host_bytes))
-    disk = kv_store.tier_for(fingerprint, image_bytes, installed.name, installed.content_sha256)
+    label = f"{installed.name}, {layout.kv_dtype} KV"
+    disk = kv_store.tier_for(fingerprint, image_bytes, label, installed.content_sha256)
     return [*tiers, disk] if disk is not None else tiers
 
 

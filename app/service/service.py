@@ -187,7 +187,7 @@ class Service:
 
     async def cache_report(self) -> dict[str, Any]:
         """The answer of `/chatkv/cache`."""
-        model = self.models.loaded
+        model, model_state = self.models.loaded, self.models.state.value
         fingerprint = model.fingerprint if model else b""
 
         def read(store: ChatStore) -> list[tuple[ChatChain, ChatSummary]]:
@@ -205,7 +205,9 @@ class Service:
 
         def make() -> dict[str, Any]:
             self.kv_store.refresh()
-            return cache_report(model, self.kv_store, shown, self.kv_store.tokens_24h(), self.cache.damaged)
+            return cache_report(
+                model, model_state, self.kv_store, shown, self.kv_store.tokens_24h(), self.cache.damaged
+            )
 
         return await asyncio.get_running_loop().run_in_executor(self.text_pool, make)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,10 +45,19 @@ class SlabUse:
     model: str
     num_blocks: int
     num_bytes: int
+    last_used_at: float
+    is_open: bool
+    """The loaded model writes to it."""
 
     @classmethod
     def from_json(cls, data: Json) -> SlabUse:
-        return cls(sanitize_line(string(data, "model")), integer(data, "num_blocks"), integer(data, "bytes"))
+        return cls(
+            sanitize_line(string(data, "model")),
+            integer(data, "num_blocks"),
+            integer(data, "bytes"),
+            number(data, "last_used_at"),
+            bool(data.get("is_open")),
+        )
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ class DiskUse:
     use: TierUse = field(default_factory=TierUse)
     state: str = "off"
     """on, off, opening or memory_only."""
+    is_encrypted: bool = False
     notice: str = ""
     num_queued: int = 0
     written_today_bytes: int = 0
@@ -67,6 +77,7 @@ class DiskUse:
         return cls(
             TierUse.from_json(data),
             string(data, "state") or "off",
+            bool(data.get("is_encrypted")),
             sanitize_line(string(data, "notice")),
             integer(data, "num_queued"),
             integer(data, "written_today_bytes"),
@@ -142,12 +153,16 @@ class SharedHead:
 @dataclass(frozen=True)
 class CacheReport:
     model: str = ""
+    model_state: str = "no_model"
+    kv_dtype: str = ""
     block_size: int = 16
     block_bytes: int = 0
     device: TierUse = field(default_factory=TierUse)
     host: TierUse | None = None
     disk: DiskUse = field(default_factory=DiskUse)
     computed_tokens_24h: int = 0
+    prompt_tokens_24h: int = 0
+    """Of a day, wherever they came from."""
     chains: tuple[Chain, ...] = ()
     shared: tuple[SharedHead, ...] = ()
     evicts_next: str = ""
@@ -157,15 +172,20 @@ class CacheReport:
     @classmethod
     def from_json(cls, data: Json) -> CacheReport:
         tiers = mapping(data, "tiers")
-        host = tiers.get("host")
+        host, device = tiers.get("host"), TierUse.from_json(mapping(tiers, "device"))
+        if block_bytes := integer(data, "block_bytes"):  # The pool is as large as its limit; this is what is in it.
+            device = replace(device, num_blocks=device.used_bytes // block_bytes)
         return cls(
             sanitize_line(string(data, "model")),
+            string(data, "model_state") or "no_model",
+            sanitize_line(string(data, "kv_dtype")),
             integer(data, "block_size") or 16,
-            integer(data, "block_bytes"),
-            TierUse.from_json(mapping(tiers, "device")),
+            block_bytes,
+            device,
             TierUse.from_json(host) if isinstance(host, Mapping) else None,
             DiskUse.from_json(mapping(tiers, "disk")),
             integer(data, "computed_tokens_24h"),
+            integer(data, "prompt_tokens_24h"),
             tuple(Chain.from_json(chain) for chain in data.get("chats") or ()),
             tuple(SharedHead.from_json(head) for head in data.get("shared") or ()),
             str(data.get("evicts_next") or ""),
@@ -175,12 +195,6 @@ class CacheReport:
     @cached_property
     def by_chat(self) -> Mapping[str, Chain]:
         return {chain.chat_id: chain for chain in self.chains}
-
-    @property
-    def num_asked_tokens_24h(self) -> int:
-        """Prompt tokens of a day, wherever they came from."""
-        tiers = [self.device, self.disk.use, *([self.host] if self.host else [])]
-        return sum(tier.hit_tokens_24h for tier in tiers) + self.computed_tokens_24h
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .board import Board, LiveReply
+from .cache_records import CacheReport
 from .commands import matching
 from .records import ChatSummary, Conversation
 from .render import format
@@ -94,8 +95,12 @@ def keeping_parts(session: Session, palette: Palette) -> list[Part]:
     report = session.cache.report
     if session.conversation is not None or not report.model:
         return []
-    where = "disk" if report.disk.state in ("on", "opening") else "memory only"
-    return [[(f"keep KV: {where}", palette.dim), ("  /private keeps nothing", palette.dim)]]
+    return [[(f"keep KV: {kept_words(report)}", palette.dim), ("  /private keeps nothing", palette.dim)]]
+
+
+def kept_words(report: CacheReport) -> str:
+    """Where the KV of chats that are not private is kept."""
+    return "disk" if report.disk.state in ("on", "opening") else "memory only"
 
 
 def chat_right(

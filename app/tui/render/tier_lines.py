@@ -12,7 +12,16 @@ from .width import Run, cell_len, fit, shorten
 
 NAME_CELLS, GAUGE_CELLS, USED_CELLS = 6, 16, 15
 STATES = {"off": "off", "opening": "being opened", "memory_only": "memory only"}
+MODEL_STATES = {"loading": "a model is being loaded", "unloaded": "unloaded, a message loads it"}
 MAX_SLABS = 3
+
+
+def model_words(report: CacheReport) -> str:
+    """`smollm2-135m · block 16 tok = 737 kB, fp32`, or why there is none."""
+    if not report.model:
+        return MODEL_STATES.get(report.model_state, "no model is loaded")
+    size = f"{format.size(report.block_bytes)} {report.kv_dtype}".rstrip()
+    return f"{report.model} · block {report.block_size} tok = {size}"
 
 
 def tier_lines(report: CacheReport, device: str, width: int, palette: Palette) -> list[list[Run]]:
@@ -70,7 +79,7 @@ def _gauge(use: TierUse, name: str, num_cells: int, palette: Palette) -> Sequenc
 
 def _facts(report: CacheReport, use: TierUse, name: str) -> list[str]:
     """The first ones matter most."""
-    asked = report.num_asked_tokens_24h
+    asked = report.prompt_tokens_24h
     facts = [f"{use.num_blocks:,} blocks"]
     facts += [f"24 h {format.percent(use.hit_tokens_24h / asked)} of prompts"] if asked else []
     if name == "disk":
@@ -78,11 +87,12 @@ def _facts(report: CacheReport, use: TierUse, name: str) -> list[str]:
         facts += [f"{disk.num_queued:,} to write"] if disk.num_queued else []
         facts += [f"{format.size(disk.written_today_bytes)} written today"] if disk.written_today_bytes else []
         facts += [f"reads {format.size(disk.read_bytes_per_s)}/s"] if disk.read_bytes_per_s else []
+        facts += ["encrypted"] if disk.is_encrypted else []
     return facts
 
 
 def _other_models(report: CacheReport) -> list[str]:
-    others = [slab for slab in report.disk.slabs if slab.model != report.model]
+    others = [slab for slab in report.disk.slabs if not slab.is_open]
     others.sort(key=lambda slab: -slab.num_bytes)
     return [f"{slab.model}: {format.size(slab.num_bytes)}" for slab in others[:MAX_SLABS]]
 

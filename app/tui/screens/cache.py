@@ -22,7 +22,7 @@ from ..render.forgotten import forgotten_text
 from ..render.miss import reuse_text
 from ..render.palette import Palette
 from ..render.sanitize import sanitize_line
-from ..render.tier_lines import tier_lines
+from ..render.tier_lines import model_words, tier_lines
 from ..render.width import Run
 from ..session import Session
 from ..widgets.chain_list import ChainList
@@ -100,8 +100,7 @@ class CacheScreen(Sheet[str]):
         if not width:
             return
         device = self._session.board.status.device
-        block = f" · block {report.block_size} tok = {format.size(report.block_bytes)}" if report.block_bytes else ""
-        self.query_one("#sheet").border_title = f"KV cache  {report.model or 'no model is loaded'}{block}"
+        self.query_one("#sheet").border_title = f"KV cache  {model_words(report)}"
         tiers = tier_lines(report, device, width, palette)
         self.query_one("#tiers", Static).update(_text(tiers) if tiers else Text(cache.trouble or NOTHING, palette.dim))
         self.query_one("#titles", Static).update(Text(titles(width), palette.dim))

@@ -31,9 +31,9 @@ class ChatActions(Composing, Keeping):
 
     def action_private_chat(self) -> None:
         """A new chat of which nothing is kept; in a new one: the other way round."""
-        self.after_typing(self._private_chat)
+        self.after_typing(self.switch_private)
 
-    def _private_chat(self) -> None:
+    def switch_private(self) -> None:
         text, is_new = self.composer.text, self.session.chat_id is None
         if is_new:
             self.fill("")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widget import Widget
-from textual.widgets import Input, Static, TextArea
+from textual.widgets import Checkbox, Input, Static, TextArea
 
 from ..render import format
 from .sheet import Sheet
@@ -39,8 +39,22 @@ class ChatSettingsScreen(Sheet[dict[str, object]]):
     sheet_keys = "Ctrl+J or F2 saves · Tab next field · Esc leaves"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("f2,ctrl+j", "save", "Save", show=False, id="settings.save")]
 
-    def __init__(self, title: str, system: str, sampling: Mapping[str, Any], num_tokens: int):
+    def __init__(
+        self,
+        title: str,
+        system: str,
+        sampling: Mapping[str, Any],
+        num_tokens: int,
+        kept: str,
+        *,
+        is_private: bool,
+        is_new: bool,
+    ):
+        """`kept`: where its KV is kept unless it is private, in words; only of a new chat that can be chosen."""
         super().__init__()
+        self._kept = kept
+        self._is_private = is_private
+        self._is_new = is_new
         self._title_before = title
         self._system = system
         self._sampling = dict(sampling)
@@ -54,6 +68,7 @@ class ChatSettingsScreen(Sheet[dict[str, object]]):
                 Input(self._title_before, placeholder="named by its first words", id="title"),
                 classes="row -whole",
             )
+            yield Horizontal(Static("keep KV"), self._keeping(), classes="row -whole")
             cost = f" · a change reads all {format.tokens(self._num_tokens)} tokens again" if self._num_tokens else ""
             yield Static(f"system prompt{cost}", classes="label", markup=False)
             yield TextArea(self._system, id="system", tab_behavior="focus", compact=True, highlight_cursor_line=False)
@@ -61,6 +76,12 @@ class ChatSettingsScreen(Sheet[dict[str, object]]):
             for knob in KNOBS:
                 yield self._row(knob)
         yield Static("", id="error", classes="error", markup=False)
+
+    def _keeping(self) -> Widget:
+        private = "private: nothing of it is kept when the service ends"
+        if self._is_new:
+            return Checkbox(private, self._is_private, id="private", compact=True)
+        return Static(private if self._is_private else self._kept, id="kept", markup=False)
 
     def _row(self, knob: Knob) -> Widget:
         value = self._sampling.get(knob.name)
@@ -92,6 +113,8 @@ class ChatSettingsScreen(Sheet[dict[str, object]]):
             changed["sampling"] = sampling
         if title and title != self._title_before:
             changed["title"] = title
+        if self._is_new and self.query_one("#private", Checkbox).value != self._is_private:
+            changed["is_private"] = not self._is_private
         self.dismiss(changed)
 
 

@@ -102,6 +102,7 @@ class MainScreen(Leaving):
             self.show_first_run()
         if changes.is_status_changed:
             self.show_notices()
+            self.warm_when_ready()
         self.show_bars()
 
     async def _resync(self) -> None:

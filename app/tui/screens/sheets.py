@@ -8,6 +8,7 @@ from typing import Any
 from ..records import OverflowChoice
 from ..refusals import ContextOverflowError
 from ..service_records import Job, ModelOffer
+from ..status_parts import kept_words
 from .desk import Desk
 
 
@@ -47,15 +48,29 @@ class Sheets(Desk):
         from .chat_settings import ChatSettingsScreen
 
         def chosen(fields: dict[str, object] | None) -> None:
+            if fields and fields.pop("is_private", None) is not None:
+                self.switch_private()
             if fields:
                 self.do(self._update_chat(fields))
 
         conversation = self.session.conversation
         system = conversation.system if conversation else ""
         sampling = conversation.sampling if conversation else {}
-        title = self.session.summary.title if self.session.summary else ""
-        num_tokens = self.session.summary.num_tokens if self.session.summary else 0
-        self.app.push_screen(ChatSettingsScreen(title, system, sampling, num_tokens), chosen)
+        summary = self.session.summary
+        screen = ChatSettingsScreen(
+            summary.title if summary else "",
+            system,
+            sampling,
+            summary.num_tokens if summary else 0,
+            kept_words(self.session.cache.report),
+            is_private=self.session.is_private,
+            is_new=self.session.chat_id is None,
+        )
+        self.app.push_screen(screen, chosen)
+
+    def switch_private(self) -> None:
+        """A new chat becomes private, or is it no longer."""
+        raise NotImplementedError
 
     def action_system_prompt(self, argument: str = "") -> None:
         if argument:

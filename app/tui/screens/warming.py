@@ -16,6 +16,14 @@ class Warming(Desk):
     """The message that the composer's text will replace, as a branch."""
     _opened_timer: Timer | None = None
     _draft_pace: Timer | None = None
+    _was_ready = False
+
+    def warm_when_ready(self) -> None:
+        """The chat that was opened before its model was in memory: the usual case after a start."""
+        is_ready = self.board.is_connected and self.board.status.model.state == "ready"
+        if is_ready and not self._was_ready:
+            self.warm_opened_soon()
+        self._was_ready = is_ready
 
     def warm_opened_soon(self) -> None:
         """The chat that is open when the person has stopped going through the list."""

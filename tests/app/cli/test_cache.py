@@ -45,6 +45,8 @@ def _chat(number: int, **fields: Any) -> Json:
 def _report(**disk: Any) -> Json:
     return {
         "model": "smollm2-135m",
+        "model_state": "ready",
+        "kv_dtype": "fp32",
         "block_size": 16,
         "block_bytes": 737_280,
         "tiers": {
@@ -67,7 +69,7 @@ def _report(**disk: Any) -> Json:
                 "read_bytes_per_s": 1.4e9,
                 "slabs": [
                     {
-                        "model": "smollm2-135m",
+                        "model": "smollm2-135m, fp32 KV",
                         "num_blocks": 250,
                         "bytes": 184_400_000,
                         "last_used_at": time.time() - 150,
@@ -77,6 +79,7 @@ def _report(**disk: Any) -> Json:
             | disk,
         },
         "computed_tokens_24h": 10,
+        "prompt_tokens_24h": 100,
         "chats": [
             _chat(1),
             _chat(2, is_pinned=True, is_running=True, resume_s=None, runs=[["host", 1]], num_tokens=17),
@@ -176,15 +179,21 @@ def _lines(*arguments: str) -> list[str]:
 
 def test_status_tells_sizes_hit_rates_and_what_was_written(client: ScriptedClient) -> None:
     named = {line[:12].strip(): line[13:] for line in _lines("status")}
-    assert named["model"] == "smollm2-135m, blocks of 16 tokens = 737.3 kB"
+    assert named["model"] == "smollm2-135m, blocks of 16 tokens = 737.3 kB fp32"
     assert named["device"].startswith("████████────────  2.0 GB of 4.0 GB, 2,712 blocks, 60 % of a day's prompt tokens")
     assert named["host"].startswith("off")
     assert named["disk"].startswith("░───────────────  184.4 MB of 50.0 GB, 250 blocks, 30 % of")
     assert named["computed"].startswith("10 % of")
     assert named["written"] == "1.2 MB today, 3 blocks waiting, reads at 1.4 GB/s"
     assert named["store"].endswith("cache/kv")
-    assert named[""] == "smollm2-135m: 250 blocks, 184.4 MB, last used 2m ago"
+    assert named[""] == "smollm2-135m, fp32 KV: 250 blocks, 184.4 MB, last used 2m ago"
     assert _lines() == _lines("status")
+    disk = client.report["tiers"]["disk"]
+    disk["is_encrypted"] = disk["slabs"][0]["is_open"] = True
+    assert _lines("status")[-2:] == [
+        named["store"].join(("store        ", ", encrypted")),
+        "             smollm2-135m, fp32 KV: 250 blocks, 184.4 MB, in use now",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -205,13 +214,15 @@ def test_status_without_a_disk_store_says_why(client: ScriptedClient, state: str
 
 
 def test_status_without_a_model_and_a_day_without_prompts(client: ScriptedClient) -> None:
-    client.report |= {"model": None, "block_bytes": 0, "computed_tokens_24h": 0}
+    client.report |= {"model": None, "block_bytes": 0, "prompt_tokens_24h": 0}
     client.report["tiers"]["device"] = None
     client.report["tiers"]["disk"]["hit_tokens_24h"] = 0
     text = _run("status").stdout
     assert "none is loaded" in text
     assert "\ndevice       empty\n" in text
     assert "prompt tokens" not in text
+    client.report["model_state"] = "loading"
+    assert _lines("status")[0] == "model        being loaded"
 
 
 def test_status_without_a_service_counts_the_files_and_starts_none(no_service: Path) -> None:

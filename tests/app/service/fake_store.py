@@ -136,7 +136,10 @@ class FakeStore:
 
     def status(self) -> Any:
         slabs = [
-            SimpleNamespace(model=t.model, num_blocks=len(t.hashes), bytes=4096, last_used=1.0) for t in self._all()
+            SimpleNamespace(
+                model=tier.model, num_blocks=len(tier.hashes), bytes=4096, last_used=1.0, is_open=tier.is_open
+            )
+            for tier in self._all()
         ]
         used_bytes = sum(len(tier.hashes) for tier in self._all()) * 4096
         return SimpleNamespace(

@@ -65,9 +65,17 @@ async def test_every_chat_is_shown_with_its_places_and_what_it_shares(running: R
     assert tiers["host"] is None
     assert (tiers["disk"]["state"], tiers["disk"]["num_blocks"]) == ("on", len(tier_of(running).hashes))
     assert tiers["disk"]["slabs"] == [
-        {"model": "fake", "num_blocks": len(tier_of(running).hashes), "bytes": 4096, "last_used_at": 1.0}
+        {
+            "model": "fake",
+            "num_blocks": len(tier_of(running).hashes),
+            "bytes": 4096,
+            "last_used_at": 1.0,
+            "is_open": True,
+        }
     ]
     assert tiers["device"]["hit_tokens_24h"] == 14
+    assert cache["prompt_tokens_24h"] == 14 + cache["computed_tokens_24h"] > 14
+    assert (cache["model_state"], cache["kv_dtype"], tiers["disk"]["is_encrypted"]) == ("ready", "fp32", False)
     status = await running.client.status()
     assert set(status["tiers"]) == {"device", "host", "disk"}
     assert status["tiers"]["disk"]["num_blocks"] == tiers["disk"]["num_blocks"]

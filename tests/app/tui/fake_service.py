@@ -37,10 +37,13 @@ def cache_state(*chats: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
             "hit_tokens_24h": 400, "written_today_bytes": 1.2e9, "read_bytes_per_s": 1.4e9, "slabs": []}  # fmt: skip
     return {
         "model": "smollm2-135m",
+        "model_state": "ready",
+        "kv_dtype": "fp32",
         "block_size": 16,
         "block_bytes": 737_280,
         "tiers": {"device": device, "host": None, "disk": disk},
         "computed_tokens_24h": 500,
+        "prompt_tokens_24h": 10_000,
         "chats": [dict(chat) for chat in chats],
         "shared": [],
         "evicts_next": None,

@@ -17,7 +17,7 @@ from chatkv.app.tui.render.forgotten import cached_gone
 from chatkv.app.tui.render.kv_bar import bar_cells, first_blocks, kv_bar, skip_blocks, tier_word
 from chatkv.app.tui.render.palette import ASCII_GLYPHS, Glyphs, Palette
 from chatkv.app.tui.render.proof import proof_text, why_computed
-from chatkv.app.tui.render.tier_lines import tier_lines
+from chatkv.app.tui.render.tier_lines import model_words, tier_lines
 from chatkv.app.tui.render.width import cell_len
 
 RUNS = st.lists(st.tuples(st.sampled_from(["device", "host", "disk", "missing"]), st.integers(1, 5000)), max_size=12)
@@ -168,7 +168,7 @@ def lines(width: int = 114, **disk) -> list[str]:
 
 def test_gauges_tell_how_full_a_tier_is_and_what_it_is_worth():
     pool, disk = lines()
-    assert pool == "pool  ██████████████··  1.9/2.2 GB     1,112 blocks · 24 h 91 % of prompts"
+    assert pool == "pool  ██████████████··  1.9/2.2 GB     2,577 blocks · 24 h 91 % of prompts"
     assert disk.startswith("disk  ░░░░············  11/40 GB       6,120 blocks · 24 h 4 % of prompts")
     assert disk.endswith("1.2 GB written today · reads 1.4 GB/s")
     assert all(cell_len(line) <= 74 for line in lines(74))
@@ -183,8 +183,18 @@ def test_a_disk_that_keeps_nothing_says_so_and_why(state, word):
 
 
 def test_what_the_disk_holds_for_other_models_is_named():
-    slabs = [{"model": "smollm2-135m", "num_blocks": 9, "bytes": 5e9}, {"model": "qwen3-4b", "bytes": 6e9}]
-    assert lines(slabs=slabs)[2:] == ["      of which qwen3-4b: 6.0 GB"]
+    slabs = [
+        {"model": "smollm2-135m, fp32 KV", "num_blocks": 9, "bytes": 5e9, "is_open": True},
+        {"model": "qwen3-4b, fp32 KV", "bytes": 6e9},
+    ]
+    assert lines(slabs=slabs)[2:] == ["      of which qwen3-4b, fp32 KV: 6.0 GB"]
+    assert lines(140, is_encrypted=True)[1].endswith(" · encrypted")
+
+
+def test_which_model_it_is_or_why_there_is_none():
+    assert model_words(CacheReport.from_json(cache_state())) == "smollm2-135m · block 16 tok = 737 kB fp32"
+    words = [model_words(CacheReport.from_json({"model_state": state})) for state in ("loading", "unloaded", "failed")]
+    assert words == ["a model is being loaded", "unloaded, a message loads it", "no model is loaded"]
 
 
 STATS = {"num_prompt_tokens": 3098, "num_cached_tokens": 2944, "ttft_s": 0.19, "tokens_per_s": 31.4, "prefill_s": 0.08}

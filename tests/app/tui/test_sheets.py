@@ -28,6 +28,32 @@ async def test_settings_of_a_chat_are_checked_and_saved():
         await wait_for(pilot, "system prompt · temp 0.5")
 
 
+async def test_where_the_kv_of_a_chat_is_kept_is_shown_and_chosen_while_it_is_new():
+    service = FakeService()
+    kept, private = service.add_chat("a", ("user", "q")), service.add_chat("b", ("user", "q"), is_private=True)
+    async with running(service) as pilot:
+        for chat_id, words in ((kept, "disk"), (private, "private: nothing of it is kept")):
+            await open_chat(pilot, chat_id)
+            await press(pilot, "f2")
+            await wait_for(pilot, "keep KV")
+            assert str(pilot.app.screen.query_one("#kept").render()).startswith(words)
+            assert not pilot.app.screen.query("#private")
+            await press(pilot, "escape")
+        main_screen(pilot).action_new_chat()
+        await wait_until(pilot, lambda: main_screen(pilot).session.chat_id is None, "a new chat")
+        main_screen(pilot).fill("a secret")
+        await press(pilot, "f2")
+        await wait_for(pilot, "keep KV")
+        pilot.app.screen.query_one("#private").value = True
+        pilot.app.screen.query_one("#temperature").value = "0,5"
+        await press(pilot, "f2")
+        await wait_until(pilot, lambda: service.called("create_chat"), "made")
+        (made,) = [chat for chat in service.chats.values() if chat["id"] not in (kept, private)]
+        assert made["is_private"]
+        await wait_until(pilot, lambda: made.get("sampling") == {"temperature": 0.5}, "saved")
+        assert main_screen(pilot).composer.text == "a secret"
+
+
 async def test_models_are_loaded_fetched_cancelled_and_removed():
     service = FakeService()
     service.models[0]["installed"] = True

@@ -25,6 +25,19 @@ async def test_a_chat_is_warmed_when_it_was_opened_and_one_passed_on_the_way_is_
         assert service.called("warm_chat") == [("warm_chat", wanted, None)]
 
 
+async def test_a_chat_that_was_opened_while_its_model_was_loading_is_warmed_when_it_is_ready():
+    service = FakeService({**READY, "state": "loading"})
+    chat_id = service.add_chat("a", ("user", "q"))
+    async with running(service) as pilot:
+        await open_chat(pilot, chat_id)
+        main_screen(pilot)._warm_opened()
+        await pilot.pause()
+        assert not service.called("warm_chat")
+        service.set_model(**READY)
+        await wait_until(pilot, lambda: service.called("warm_chat"), "warmed")
+        assert service.called("warm_chat") == [("warm_chat", chat_id, None)]
+
+
 async def test_a_growing_draft_is_told_and_one_that_hardly_grew_is_not():
     service = FakeService()
     chat_id = service.add_chat("a", ("user", "q"))
