@@ -19,6 +19,8 @@ from .pages import PAGE_SIZE
 log = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 5.0
+_HAS_TRACES = "has_traces"
+"""Key in `meta`: deleted rows may have left copies in the file."""
 _PRIVATE_PREFIX = "p"
 """First letter of every id in the database in memory: an id says by itself where it lives (the others are hex)."""
 
@@ -135,11 +137,22 @@ class ChatDatabase:
         if not self.is_private:
             self.sql.execute("pragma wal_checkpoint(truncate)").fetchall()
 
+    def note_traces(self) -> None:
+        """The file is to be written anew after this transaction, however late that succeeds. Call inside `write`."""
+        if not self.is_private:
+            self.sql.execute("insert or replace into meta(key, value) values (?, '1')", [_HAS_TRACES])
+
+    @property
+    def has_traces(self) -> bool:
+        return self.row("select 1 from meta where key = ?", [_HAS_TRACES]) is not None
+
     def write_anew(self) -> None:
         """Leave in the file what the rows hold now, and nothing else. For all its secure_delete, SQLite keeps stale
-        copies of rows in the gaps of pages that it has rebalanced."""
-        if not self.is_private:
+        copies of rows in the gaps of pages that it has rebalanced. No effect without `note_traces`."""
+        if self.has_traces:
             self.sql.execute("vacuum")
+            with self.write():
+                self.sql.execute("delete from meta where key = ?", [_HAS_TRACES])
             self.checkpoint()
 
     def close(self) -> None:

@@ -28,22 +28,28 @@ def purge_expired(db: ChatDatabase, days: float) -> list[str]:
 
 
 def purge(db: ChatDatabase, chat_ids: Sequence[str]) -> None:
-    """Remove chats and their messages for good. Messages that a fork took over stay and now belong to the fork."""
-    if not chat_ids:
-        return
-    with db.write():
-        for chat_id in chat_ids:
-            _give_to_forks(db, chat_id)
-            db.sql.execute(
-                "delete from damaged where row_id = :chat or row_id in (select id from messages where chat_id = :chat)",
-                {"chat": chat_id},
-            )
-            blocks.drop_rows(db, chat_id)
-            db.sql.execute("delete from messages where chat_id = ?", [chat_id])
-            db.sql.execute("delete from chats where id = ?", [chat_id])
-        # Deleted words stay in the index's segments until these are merged.
-        db.sql.execute("insert into messages_fts(messages_fts) values ('optimize')")
+    """Remove chats and their messages for good. Messages that a fork took over stay and now belong to the fork.
+
+    The file is written anew after that, and also when an earlier purge did not come to it, as on a full disk."""
+    if chat_ids:
+        with db.write():
+            for chat_id in chat_ids:
+                _purge(db, chat_id)
+            # Deleted words stay in the index's segments until these are merged.
+            db.sql.execute("insert into messages_fts(messages_fts) values ('optimize')")
+            db.note_traces()
     db.write_anew()
+
+
+def _purge(db: ChatDatabase, chat_id: str) -> None:
+    _give_to_forks(db, chat_id)
+    db.sql.execute(
+        "delete from damaged where row_id = :chat or row_id in (select id from messages where chat_id = :chat)",
+        {"chat": chat_id},
+    )
+    blocks.drop_rows(db, chat_id)
+    db.sql.execute("delete from messages where chat_id = ?", [chat_id])
+    db.sql.execute("delete from chats where id = ?", [chat_id])
 
 
 def _give_to_forks(db: ChatDatabase, chat_id: str) -> None:

@@ -17,6 +17,7 @@ from chatkv.app.chats.blocks import ChatChain
 from chatkv.app.chats.errors import ChatNotFoundError
 from chatkv.app.chats.records import ChatSummary
 from chatkv.app.chats.store import ChatStore
+from chatkv.app.errors import UserError
 from chatkv.app.hub.jobs import JobRunner
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings
@@ -112,6 +113,7 @@ class Service:
         self.metrics = Metrics(self)
         self._ticker: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
+        self._tidy_notice: str | None = None
         self._attached: LoadedModel | None = None
         """The model that has heard of the pinned chats."""
 
@@ -124,7 +126,14 @@ class Service:
     async def _tidy(self) -> None:
         """What was deleted leaves: the blocks first, which only a chat that is still known can name."""
         await self.cache.forget_trashed()
-        await self.chats.run(lambda store: store.purge_expired())
+        try:
+            await self.chats.run(lambda store: store.purge_expired())
+        except UserError as error:
+            log.warning("the trash is not emptied: %s", error.message)
+            self._tidy_notice = (
+                f"Chats that were deleted 30 days ago may still have traces in {self.paths.chats_db}: {error.message} "
+                "The next start tries it again."
+            )
 
     async def stop(self) -> None:
         """Replies are closed as "stopped", requests cancelled, the model freed, what it held made safe, the database
@@ -183,7 +192,7 @@ class Service:
     def notices(self) -> list[str]:
         """What a person should know, of the chats and of the cache."""
         disk = short_tiers(self.models.loaded, self.kv_store)["disk"]
-        return [notice for notice in (self.chats.notice, disk["notice"]) if notice]
+        return [notice for notice in (self.chats.notice, self._tidy_notice, disk["notice"]) if notice]
 
     async def cache_report(self) -> dict[str, Any]:
         """The answer of `/chatkv/cache`."""

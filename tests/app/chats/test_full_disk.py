@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from chatkv.app.chats.database import ChatDatabase
 from chatkv.app.chats.errors import StoreFullError
 from chatkv.app.chats.records import MessageStatus
 from chatkv.app.chats.store import ChatStore
@@ -153,3 +155,25 @@ def _fill(ballast: Path) -> None:
                     return
         except OSError:
             return
+
+
+def test_traces_that_a_purge_could_not_remove_go_at_the_next_start(
+    store: ChatStore, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk.exchange("quetzalcoatl", "and its answer")
+
+    def full(database: ChatDatabase) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ChatDatabase, "write_anew", full)
+        with pytest.raises(StoreFullError):
+            store.purge_chat(talk.chat.id)
+    assert store._disk.has_traces
+    store.close()
+    with ChatStore(store.file) as again:
+        assert again.list_chats() == []
+        assert again.purge_expired() == []
+        assert not again._disk.has_traces

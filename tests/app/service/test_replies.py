@@ -551,3 +551,14 @@ async def test_a_chat_and_its_forks_keep_the_day_it_began_for_templates_with_a_d
         await running.client.send_turn(chat_id, "say ho")
         await running.settled(chat_id)
         assert model.text.days[-1] == dt.datetime.fromtimestamp(week_ago).astimezone().date()
+
+
+async def test_a_trash_that_cannot_be_emptied_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(store: ChatStore, days: float = 30) -> list[str]:
+        raise StoreFullError("There is no space left.")
+
+    monkeypatch.setattr(ChatStore, "purge_expired", full)
+    async with running_service(FakeModels()) as running:
+        await until(lambda: bool(running.service.notices))
+        (notice,) = (await running.client.status())["notices"]
+        assert "There is no space left. The next start tries it again." in notice
