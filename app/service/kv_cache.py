@@ -72,10 +72,16 @@ class KvCache:
         self._requests = requests
         self.damaged: frozenset[bytes] = frozenset()
         """Names of the blocks that the last check found damaged, as far as the store tells."""
+        self._removing = asyncio.Lock()
+        """One at a time: two chats that are forgotten at once would each leave what they share to the other."""
 
     async def forget(self, chat_id: str) -> Forgotten:
         """Remove a chat's blocks from device, tiers and queue, under every fingerprint; blocks that other chats own
         stay. The chat must not be at work."""
+        async with self._removing:
+            return await self._forget(chat_id)
+
+    async def _forget(self, chat_id: str) -> Forgotten:
         await self._warmer.end(chat_id)
         self._requests.clear()
         done: dict[bytes, frozenset[bytes]] = {}
@@ -109,6 +115,10 @@ class KvCache:
 
     async def clear(self) -> Forgotten:
         """Remove everything of everybody."""
+        async with self._removing:
+            return await self._clear()
+
+    async def _clear(self) -> Forgotten:
         num_removed = 0
         self._requests.clear()
         await self._while_attaching(None)

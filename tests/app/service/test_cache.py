@@ -244,6 +244,15 @@ async def test_what_a_store_holds_that_cannot_be_used_now_is_not_called_gone(hom
         await until(lambda: not tier_of(running).hashes)
 
 
+async def test_two_chats_that_are_deleted_at_once_leave_nothing_of_what_they_share(home: Path) -> None:
+    async with running_service(FakeModels()) as running:
+        await running.ready()
+        chats = [await talk(running, f"say a text that is {name} long", system=SYSTEM) for name in ("so", "as")]
+        assert tier_of(running).hashes
+        await asyncio.gather(*(running.client.delete_chat(chat_id) for chat_id in chats))
+        assert not tier_of(running).hashes
+
+
 async def test_a_model_without_its_tier_still_has_blocks_on_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = FakeModels()
     async with running_service(models) as running:
