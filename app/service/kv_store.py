@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -206,7 +207,7 @@ class KvStore:
             _quietly(store.close)
 
     def _open(self, hooks: Hooks) -> None:
-        directory = self._paths.kv_dir
+        directory = Path(os.path.realpath(self._paths.kv_dir))  # It may be a link to another disk.
         try:
             if self._settings.kv_disk_bytes == 0:
                 purge(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -87,6 +88,7 @@ class DiskStore:
         Raises:
             StoreUnavailableError: it cannot be used, and why.
         """
+        directory = Path(os.path.realpath(directory))  # A link has no size: the quota would hold back nothing.
         parts = open_parts(directory, key, master_key, files or OsFiles(), clock, on_progress)
         store = cls(parts, quota_bytes, clock, on_owned, pinned_in or (lambda _: ()))
         try:

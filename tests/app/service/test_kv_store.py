@@ -73,6 +73,17 @@ async def test_d3_zero_bytes_turn_it_off_and_remove_what_was_kept(home: Path) ->
         assert (await running.client.status())["notices"] == []
 
 
+async def test_a_link_is_followed_where_the_store_is_removed(home: Path, tmp_path: Path) -> None:
+    kv_dir = Paths.from_env().kv_dir
+    kv_dir.parent.mkdir(parents=True)
+    (tmp_path / "slab").write_bytes(b"secret")
+    kv_dir.symlink_to(tmp_path)
+    async with running_service(FakeModels(), kv_disk_bytes=0) as running:
+        await running.ready()
+        assert (await running.client.cache())["tiers"]["disk"]["state"] == "off"
+        assert not tmp_path.exists()
+
+
 async def test_without_a_store_the_service_works_and_says_so(home: Path) -> None:
     models = FakeModels()
     models.store.error = StoreUnavailableError("/kv is on a network file system (nfs).")

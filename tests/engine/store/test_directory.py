@@ -36,6 +36,15 @@ def test_everything_is_private_and_tagged_as_a_cache(home: Path) -> None:
     assert (home / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
 
 
+def test_what_lies_behind_a_link_counts(home: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(home)
+    with_blocks(link)
+    store = open_store(link)
+    assert store.status().used_bytes == OsFiles().allocated_bytes(home) > 0
+    store.close()
+
+
 def test_an_open_folder_is_closed_to_others(home: Path) -> None:
     home.mkdir(mode=0o755)
     open_store(home).close()
