@@ -53,3 +53,8 @@ class EngineClosedError(EngineError):
 
 class StoreUnavailableError(EngineError):
     """The disk store cannot be used here; everything else works, from memory only."""
+
+
+class OwnersGoneError(EngineError):
+    """Whoever was to own a block is gone meanwhile, so the block must not be stored. Raised to the store, for which it
+    is no fault."""

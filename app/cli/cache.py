@@ -15,13 +15,13 @@ import typer
 from chatkv.app.errors import UserError
 from chatkv.app.hub.reports import human_bytes
 from chatkv.app.paths import Paths
+from chatkv.app.tui.render import format
 
 from .chats import ChatArgument, find_chat
 from .output import (
     EXIT_ERROR,
     EXIT_OK,
     JsonOption,
-    blocks_text,
     confirm,
     is_terminal,
     print_json,
@@ -81,7 +81,10 @@ def chats(as_json: JsonOption = False) -> None:
     if is_terminal() and report.chains:
         print_chats(report)
     else:
-        print_table((), (chat_fields(chain, report) for chain in report.chains), "Nothing is kept of any chat yet.")
+        nothing = "Nothing is kept of any chat yet."
+        if not report.model:
+            nothing = "No model is loaded, so it is not known which chats it would resume; a prompt loads it."
+        print_table((), (chat_fields(chain, report) for chain in report.chains), nothing)
 
 
 @app.command("forget")
@@ -95,9 +98,10 @@ def forget(chat: ChatArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(done)
         return
-    print(f"{blocks_text(done['num_removed'])} removed.")
+    print(f"{format.blocks(done['num_removed'])} removed.")
     if done["num_shared"]:
-        print(f"{blocks_text(done['num_shared'])} kept, because other chats share them.")
+        them = "it" if done["num_shared"] == 1 else "them"
+        print(f"{format.blocks(done['num_shared'])} kept, because other chats share {them}.")
     _say_if_incomplete(done)
 
 
@@ -115,7 +119,7 @@ def clear(
     if as_json:
         print_json(done)
         return
-    print(f"The cache is empty: {blocks_text(done['num_removed'])} removed.")
+    print(f"The cache is empty: {format.blocks(done['num_removed'])} removed.")
     _say_if_incomplete(done)
 
 
@@ -127,7 +131,7 @@ def offload(chat: ChatArgument, as_json: JsonOption = False) -> None:
         return await client.offload_chat(await find_chat(client, chat))
 
     done = _if_running(run) or {"num_offloaded": 0}
-    print_json(done) if as_json else print(f"{blocks_text(done['num_offloaded'])} freed on the device.")
+    print_json(done) if as_json else print(f"{format.blocks(done['num_offloaded'])} freed on the device.")
 
 
 @app.command("prune")
@@ -138,7 +142,7 @@ def prune(as_json: JsonOption = False) -> None:
         print_json(done)
     elif done["num_slabs"]:
         print(
-            f"{blocks_text(done['num_blocks'])} of removed models are gone: {human_bytes(done['freed_bytes'])} freed."
+            f"{format.blocks(done['num_blocks'])} of removed models are gone: {human_bytes(done['freed_bytes'])} freed."
         )
     else:
         print("Nothing to remove: all that is kept belongs to installed models.")
@@ -157,9 +161,9 @@ def verify(as_json: JsonOption = False) -> None:
         print_json(done)
     elif done["num_damaged"]:
         damaged = f"{done['num_damaged']:,} damaged ones removed: their chats compute them again"
-        print(f"{blocks_text(done['num_checked'])} read, {damaged}.")
+        print(f"{format.blocks(done['num_checked'])} read, {damaged}.")
     else:
-        print(f"{blocks_text(done['num_checked'])} read, all sound.")
+        print(f"{format.blocks(done['num_checked'])} read, all sound.")
     raise typer.Exit(EXIT_ERROR if done["num_damaged"] else EXIT_OK)
 
 

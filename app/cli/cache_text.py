@@ -17,7 +17,7 @@ from chatkv.app.tui.render.kv_bar import kv_bar
 from chatkv.app.tui.render.miss import reuse_text
 from chatkv.app.tui.render.palette import Glyphs
 
-from .output import blocks_text, human_age
+from .output import human_age
 
 GAUGE_CELLS = 16
 WIDE_CELLS, WIDE_BAR_CELLS, NARROW_BAR_CELLS = 96, 16, 10
@@ -52,8 +52,8 @@ def _status_lines(report: CacheReport, directory: str) -> Iterator[tuple[str, Te
         yield "store", Text(f"{directory}{', encrypted' if report.disk.is_encrypted else ''}")
     for slab in report.disk.slabs:
         age = human_age(time.time() - slab.last_used_at)
-        used = "in use now" if slab.is_open else f"last used {age} ago"
-        yield "", Text(f"{slab.model}: {blocks_text(slab.num_blocks)}, {human_bytes(slab.num_bytes)}, {used}")
+        used = "in use now" if slab.is_open else "last used just now" if age == "now" else f"last used {age} ago"
+        yield "", Text(f"{slab.model}: {format.blocks(slab.num_blocks)}, {human_bytes(slab.num_bytes)}, {used}")
     if report.disk.notice:
         yield "notice", Text(report.disk.notice)
 
@@ -75,7 +75,7 @@ def _tier_line(tier: str, use: TierUse, report: CacheReport) -> Text:
     full = min(GAUGE_CELLS, max(int(use.used_bytes > 0), round(GAUGE_CELLS * use.share)))
     text = Text().append(_GLYPHS.of_tier(tier) * full, _STYLES[tier])
     text.append(_GLYPHS.rule * (GAUGE_CELLS - full), "bright_black")
-    text.append(f"  {human_bytes(use.used_bytes)} of {human_bytes(use.limit_bytes)}, {blocks_text(use.num_blocks)}")
+    text.append(f"  {human_bytes(use.used_bytes)} of {human_bytes(use.limit_bytes)}, {format.blocks(use.num_blocks)}")
     if report.prompt_tokens_24h:
         text.append(f", {_share(use.hit_tokens_24h, report)} of a day's prompt tokens")
     return text
@@ -88,7 +88,7 @@ def _share(num_tokens: int, report: CacheReport) -> str:
 def _written(disk: DiskUse) -> str:
     parts = [f"{human_bytes(disk.written_today_bytes)} today"]
     if disk.num_queued:
-        parts.append(f"{blocks_text(disk.num_queued)} waiting")
+        parts.append(f"{format.blocks(disk.num_queued)} waiting")
     if disk.read_bytes_per_s:
         parts.append(f"reads at {human_bytes(disk.read_bytes_per_s)}/s")
     return ", ".join(parts)

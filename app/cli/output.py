@@ -81,8 +81,3 @@ def human_age(seconds: float) -> str:
         if seconds < limit:
             return f"{int(seconds // size)}{unit}" if seconds >= 60 else "now"
     return f"{int(seconds // 86400)}d"
-
-
-def blocks_text(count: int) -> str:
-    """1 block, 1,234 blocks"""
-    return f"{count:,} block{'' if count == 1 else 's'}"

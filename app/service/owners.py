@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from chatkv.app.chats.errors import ChatStateError
 from chatkv.app.chats.store import ChatStore
 from chatkv.app.errors import UserError
+from chatkv.engine.errors import OwnersGoneError
 
 from .chats_thread import ChatsThread
 
@@ -20,9 +22,16 @@ class Owners:
         self._chats = chats
 
     def on_owned(self, fingerprint: bytes, pairs: Sequence[tuple[str, bytes]]) -> None:
-        """Called on the disk store's writer thread before blocks can be seen. Raises when a chat is gone meanwhile or
-        the database does not answer: what nobody could forget is not stored."""
-        self._chats.call(lambda store: store.add_block_owners(fingerprint, pairs), TIMEOUT_S)
+        """Called on the disk store's writer thread before blocks can be seen. What nobody could forget is not stored.
+
+        Raises:
+            OwnersGoneError: a chat was deleted meanwhile.
+            UserError, TimeoutError: the database does not take the rows, or does not answer.
+        """
+        try:
+            self._chats.call(lambda store: store.add_block_owners(fingerprint, pairs), TIMEOUT_S)
+        except ChatStateError as error:
+            raise OwnersGoneError(error.message) from error
 
     def pinned_in(self, fingerprint: bytes) -> set[bytes]:
         """Blocks of pinned chats. On a thread of the disk store."""

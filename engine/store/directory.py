@@ -49,7 +49,7 @@ class DiskStore:
         self.clock = clock
         self.on_owned = on_owned
         """(fingerprint, (owner, block hash) pairs): called on the writer thread before these blocks are visible. When
-        it raises, they never are."""
+        it raises, they never are; OwnersGoneError is no fault."""
         self.notice: str | None = None
         """What a person should know; written by whoever finds out."""
         self._parts = parts

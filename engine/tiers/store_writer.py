@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from ..errors import OwnersGoneError
 from .back_off import BackOff
 from .disk_state import DiskState
 from .group_writer import GroupWriter
@@ -142,10 +143,12 @@ class StoreWriter:
             blocks = self._state.queue.take()
         try:
             self._writer.write(blocks)
+        except OwnersGoneError as error:
+            logger.info("a group of blocks was not stored: %s", error)
         except Exception as error:
             self._failed(self._write_back_off, error)
-        else:
-            self._succeeded(self._write_back_off)
+            return
+        self._succeeded(self._write_back_off)
 
     def _erase(self) -> None:
         with self._state.lock:

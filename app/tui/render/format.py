@@ -54,6 +54,11 @@ def clock(timestamp: float, now: float) -> str:
     return time.strftime("%H:%M" if is_today else "%d %b %H:%M", moment)
 
 
+def blocks(count: int) -> str:
+    """1 block, 1,234 blocks"""
+    return f"{count:,} block{'' if count == 1 else 's'}"
+
+
 def percent(share: float) -> str:
     """12 %; what is there never counts as nothing."""
     return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

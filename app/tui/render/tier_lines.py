@@ -80,7 +80,7 @@ def _gauge(use: TierUse, name: str, num_cells: int, palette: Palette) -> Sequenc
 def _facts(report: CacheReport, use: TierUse, name: str) -> list[str]:
     """The first ones matter most."""
     asked = report.prompt_tokens_24h
-    facts = [f"{use.num_blocks:,} blocks"]
+    facts = [format.blocks(use.num_blocks)]
     facts += [f"24 h {format.percent(use.hit_tokens_24h / asked)} of prompts"] if asked else []
     if name == "disk":
         disk = report.disk

@@ -183,7 +183,7 @@ class CacheScreen(Sheet[str]):
     async def _offload(self, chain: Chain) -> None:
         answer = await self._session.service.offload_chat(chain.chat_id)
         num_blocks = int(answer.get("num_offloaded") or 0)
-        await self._done(f"{num_blocks:,} blocks left the device; they are kept below.")
+        await self._done(f"{format.blocks(num_blocks)} left the device, kept below.")
 
     async def _drop(self, chain: Chain) -> None:
         await self._done(forgotten_text(await self._session.service.forget_cache(chain.chat_id)))
@@ -210,7 +210,9 @@ class CacheScreen(Sheet[str]):
         checked, total = int(event.get("num_checked") or 0), int(event.get("num_blocks") or 0)
         if event.get("type") == "done":
             damaged = int(event.get("num_damaged") or 0)
-            return f"{checked:,} blocks read: " + (f"{damaged:,} damaged, removed" if damaged else "all are whole")
+            return f"{format.blocks(checked)} read: " + (
+                f"{damaged:,} damaged, removed" if damaged else "all are whole"
+            )
         share = checked / total if total else 0.0
         gauge = format.gauge(share, VERIFY_CELLS, self._palette.glyphs)
         return f"{gauge} {checked:,}/{total:,} blocks read   v stops"

@@ -14,7 +14,7 @@ from chatkv.app.errors import UserError
 from chatkv.app.paths import Paths
 from chatkv.app.service.kv_store import DEFAULT_LIMIT_BYTES, fixed_quota, purge
 from chatkv.app.service.ownership import ServiceLock
-from chatkv.engine.errors import StoreUnavailableError
+from chatkv.engine.errors import OwnersGoneError, StoreUnavailableError
 
 from .support import FakeModels, Running, running_service, until
 
@@ -173,7 +173,7 @@ async def test_a_block_is_owned_before_it_can_be_seen_and_not_stored_for_a_delet
     owned = await running.service.chats.run(lambda store: store.owned_blocks(chat["id"]))
     assert owned[b"other"].owned == {b"h" * 16}
     await running.client.delete_chat(chat["id"])
-    with pytest.raises(UserError, match="deleted"):
+    with pytest.raises(OwnersGoneError, match="deleted"):
         await asyncio.to_thread(hooks.on_owned, b"other", [(chat["id"], b"h" * 16)])
 
 

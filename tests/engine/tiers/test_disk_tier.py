@@ -11,7 +11,7 @@ import pytest
 from disk_fixtures import FINGERPRINT, Disk
 from tier_blocks import IMAGE_BYTES, WAIT_S, chain, image, load_all, record, store_chain
 
-from chatkv.engine.errors import EngineError
+from chatkv.engine.errors import EngineError, OwnersGoneError
 from chatkv.engine.store import space
 from chatkv.engine.tiers import disk_tier
 from chatkv.engine.tiers.disk_state import NUM_READ_FAILURES
@@ -202,6 +202,18 @@ def test_c6_a_group_whose_owners_cannot_be_kept_is_dropped(disk: Disk) -> None:
     assert "locked" in (tier.stats().notice or "")
     assert not disk.contains(bytes(image(copies[0].record)))
     assert disk.open().copies() == []
+
+
+def test_a_chat_that_is_deleted_while_its_blocks_are_written_is_no_fault_of_the_disk(disk: Disk) -> None:
+    tier = disk.open()
+    disk.on_owned_error = OwnersGoneError("1 chat is gone")
+    copies = store_chain(tier, chain(2), "chat")
+    assert tier.flush(WAIT_S)
+    assert {copy.state for copy in copies} == {CopyState.GONE}
+    assert not disk.contains(bytes(image(copies[0].record)))
+    assert tier.stats().notice is None
+    disk.on_owned_error = None
+    assert [copy.state for copy in disk.save(chain(2))] == [CopyState.STORED] * 2, "there was a back-off"
 
 
 @pytest.mark.parametrize("position", [0, 4, 9])
