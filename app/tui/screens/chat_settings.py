@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Checkbox, Input, Static, TextArea
 
@@ -32,6 +33,14 @@ KNOBS = (
     Knob("max_tokens", "longest reply", 1, 1_000_000, True, "in tokens"),
     Knob("seed", "seed", 0, 2**63 - 1, True, "same seed, same reply"),
 )
+
+
+class PlainCheckbox(Checkbox):
+    """Textual's tells on from off by colour alone."""
+
+    def render(self) -> Content:
+        self.BUTTON_INNER = "X" if self.value else " "
+        return super().render()
 
 
 class ChatSettingsScreen(Sheet[dict[str, object]]):
@@ -80,7 +89,7 @@ class ChatSettingsScreen(Sheet[dict[str, object]]):
     def _keeping(self) -> Widget:
         private = "private: nothing of it is kept when the service ends"
         if self._is_new:
-            return Checkbox(private, self._is_private, id="private", compact=True)
+            return PlainCheckbox(private, self._is_private, id="private", compact=True)
         return Static(private if self._is_private else self._kept, id="kept", markup=False)
 
     def _row(self, knob: Knob) -> Widget:

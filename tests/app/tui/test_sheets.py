@@ -44,7 +44,9 @@ async def test_where_the_kv_of_a_chat_is_kept_is_shown_and_chosen_while_it_is_ne
         main_screen(pilot).fill("a secret")
         await press(pilot, "f2")
         await wait_for(pilot, "keep KV")
+        await wait_for(pilot, "▐ ▌ private")
         pilot.app.screen.query_one("#private").value = True
+        await wait_for(pilot, "▐X▌ private")
         pilot.app.screen.query_one("#temperature").value = "0,5"
         await press(pilot, "f2")
         await wait_until(pilot, lambda: service.called("create_chat"), "made")
