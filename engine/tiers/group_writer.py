@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ALL_PINNED = (
     "The disk space for cached chats is used up and nothing in it may be evicted: new blocks are not stored. "
-    "Unpin a chat or raise the limit."
+    "Raise the limit, or unpin a chat if any is pinned."
 )
 MAX_REFUSED_OFFERS = 1024
 
