@@ -17,12 +17,13 @@ from chatkv.engine.errors import EngineClosedError
 
 from .chats_thread import ChatsThread
 from .errors import ApiError
-from .kv_store import STORE_ERRORS, KvStore
+from .kv_store import KvStore
 from .loaded import LoadedModel
 from .model_choice import Installed
 from .model_manager import ModelManager, ModelState
 from .reuse import RequestLog
 from .store_check import Checked, check_store
+from .store_port import STORE_ERRORS
 from .warming import Warmer
 
 log = logging.getLogger(__name__)

@@ -7,30 +7,26 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from chatkv.app.errors import UserError
 from chatkv.app.paths import Paths
 from chatkv.app.settings import Settings
-from chatkv.engine.errors import EngineError
-from chatkv.engine.store.index_db import BrokenIndexError
 from chatkv.engine.tiers.tier import LowerTier
 
 from .keys import read_or_make_kv_key, read_or_make_store_key
 from .ownership import ServiceLock
 from .reuse import COMPUTED, HitCounts
+from .store_port import STORE_ERRORS, Hooks, OpenStore, Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 DEFAULT_SHARE = 0.25
 DEFAULT_LIMIT_BYTES = 50 << 30
 LOCK_NAME = "store.lock"
-STORE_ERRORS = (EngineError, OSError, BrokenIndexError)
-"""What any use of the store may raise."""
 _OWNERS_ID = "owners_id"
 _ONLY_WHILE_RUNNING = "Chats are saved, but resume quickly only while the service runs"
 """Of the texts of chats nothing is lost without a store."""
@@ -43,62 +39,6 @@ class KvState(StrEnum):
     """By the setting."""
     MEMORY_ONLY = "memory_only"
     """It should be on; the notice says why it is not."""
-
-
-class Store(Protocol):
-    """`chatkv.engine.store.directory.DiskStore`. Every method may take long; all are called in worker threads."""
-
-    def tier_for(self, fingerprint: bytes, image_bytes: int, model: str, content_sha256: str) -> LowerTier: ...
-
-    def forget_elsewhere(
-        self, fingerprint: bytes, hashes: Collection[bytes], shared: Collection[bytes]
-    ) -> tuple[int, int]:
-        """Remove blocks, and those below them, of a fingerprint whose tier is not open -> (num_removed, num_shared)."""
-        ...
-
-    def scrub(self) -> None:
-        """Overwrite what evicted blocks have left in files."""
-        ...
-
-    def clear(self) -> Any: ...
-
-    def prune(self, installed_sha256: set[str]) -> Any: ...
-
-    def verify(self, on_progress: Callable[[int, int], None], is_cancelled: Callable[[], bool]) -> Any: ...
-
-    def status(self) -> Any: ...
-
-    def constant(self, name: str, default: Any = None) -> Any: ...
-
-    def set_constant(self, name: str, value: Any) -> None: ...
-
-    def count_hits(self, tier: str, num_tokens: int) -> None: ...
-
-    def count_computed(self, num_tokens: int) -> None: ...
-
-    def tokens_24h(self) -> Mapping[str, int]: ...
-
-    def find_run(self, key: bytes) -> Sequence[int] | None: ...
-
-    def put_run(self, fingerprint: bytes, key: bytes, block_hash: bytes, token_ids: Sequence[int]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """What the store asks of the chats, on threads of its own."""
-
-    on_owned: Callable[[bytes, Sequence[tuple[str, bytes]]], None]
-    """(fingerprint, (owner, block hash) pairs): before blocks can be seen; raises when they must not be."""
-    pinned_in: Callable[[bytes], Collection[bytes]]
-    """Fingerprint -> blocks of pinned chats."""
-    owners_id: Callable[[], str]
-    """Names the life of the owner rows."""
-
-
-OpenStore = Callable[[Path, bytes, int, bytes | None, Hooks], Store]
-"""(directory, store key, quota in bytes, key to encrypt with, hooks) -> store. Raises StoreUnavailableError."""
 
 
 class KvStore:

@@ -33,7 +33,7 @@ from .forks import Forks
 from .generations import Generations
 from .job_events import JobEvents
 from .kv_cache import KvCache
-from .kv_store import Hooks, KvStore
+from .kv_store import KvStore
 from .last_model import LastModel
 from .loaded import LoadedModel, Loader
 from .metrics import Metrics
@@ -42,6 +42,7 @@ from .model_manager import ModelManager, ModelState
 from .owners import Owners
 from .replies import Replies
 from .reuse import RequestLog
+from .store_port import Hooks
 from .warming import Warmer
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from .kv_store import STORE_ERRORS, Store
+from .store_port import STORE_ERRORS, Store
 
 log = logging.getLogger(__name__)
 

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import pytest
 from fake_tier import FakeTier
-from harness import GREEDY_10, Answer, Harness, prompt
+from harness import GREEDY_10, Harness, prompt
 from integer_runner import held_ids
+from tier_harness import LONG, ONE, by_tier, evict_all, only_on_disk
 
 from chatkv.engine.block_tree import BlockNode
 from chatkv.engine.request import FinishReason, Priority, RequestStatus, SamplingParams
-
-ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-
-
-def evict_all(h: Harness) -> None:
-    """The device is empty; lower tiers keep what they have."""
-    blank = h.engine.kv.pool.allocate(h.engine.kv.pool.num_free)
-    h.engine.kv.pool.free(blank)
-    h.engine.check_integrity()
-
-
-def by_tier(answer: Answer) -> dict[str, int]:
-    return dict(answer.outputs[-1].cached_by_tier)
 
 
 def test_a_chat_comes_back_from_disk_and_computes_its_new_tokens_only() -> None:
@@ -132,10 +119,7 @@ def test_copies_into_the_pool_are_bounded_while_others_run() -> None:
 
 @pytest.mark.parametrize("num_good", [0, 1, 3])
 def test_a_failed_load_keeps_its_good_leading_part_and_computes_the_rest(num_good: int) -> None:
-    disk = FakeTier()
-    h = Harness(tiers=[disk])
-    h.ask("old", prompt(96), ONE)
-    evict_all(h)
+    h, disk = only_on_disk()
     disk.is_prompt = False
     h.add("a", prompt(100), ONE)
     h.step()
@@ -158,10 +142,7 @@ def test_a_failed_load_keeps_its_good_leading_part_and_computes_the_rest(num_goo
 
 
 def test_c5_a_hung_read_is_given_up_and_writes_nothing_when_it_returns() -> None:
-    disk = FakeTier()
-    h = Harness(tiers=[disk])
-    h.ask("old", prompt(96), ONE)
-    evict_all(h)
+    h, disk = only_on_disk()
     disk.is_prompt = False
     h.add("a", prompt(100), LONG)
     h.step()
@@ -182,10 +163,7 @@ def test_c5_a_hung_read_is_given_up_and_writes_nothing_when_it_returns() -> None
 
 
 def test_e2_a_cancel_during_a_load_frees_all_and_writes_nothing() -> None:
-    disk = FakeTier()
-    h = Harness(tiers=[disk])
-    h.ask("old", prompt(96), ONE)
-    evict_all(h)
+    h, disk = only_on_disk()
     disk.is_prompt = False
     h.add("a", prompt(100), LONG, n=2)
     h.step()
@@ -206,10 +184,7 @@ def test_e2_a_cancel_during_a_load_frees_all_and_writes_nothing() -> None:
 
 
 def test_others_whose_next_block_is_being_loaded_wait_for_it() -> None:
-    disk = FakeTier()
-    h = Harness(tiers=[disk])
-    h.ask("old", prompt(96), ONE)
-    evict_all(h)
+    h, disk = only_on_disk()
     disk.is_prompt = False
     h.add("slow", prompt(100), ONE, priority=Priority.BACKGROUND)
     h.step()
@@ -324,10 +299,7 @@ def test_a_reset_engine_forgets_the_device_and_keeps_the_lower_tiers() -> None:
 
 
 def test_a_copy_that_is_lost_between_the_match_and_the_read_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = FakeTier()
-    h = Harness(tiers=[disk])
-    h.ask("old", prompt(96), ONE)
-    evict_all(h)
+    h, disk = only_on_disk()
     take_hits = h.engine.kv.take_hits
 
     def lose_first(*args) -> None:  # type: ignore[no-untyped-def]

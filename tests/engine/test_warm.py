@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_tier import FakeTier
 from harness import GREEDY_10, Harness, prompt
-from test_loads import LONG, ONE, by_tier, evict_all
+from tier_harness import LONG, ONE, by_tier, evict_all, only_on_disk
 
 from chatkv.engine.request import FinishReason, RequestStatus, WarmMode
 
@@ -130,10 +130,7 @@ def test_it_gives_way_to_a_chat_that_needs_the_room() -> None:
 
 
 def test_enter_during_the_load_of_the_opened_chat_waits_for_it() -> None:
-    disk = FakeTier()
-    h = Harness(tiers=[disk])
-    h.ask("old", prompt(96), ONE)
-    evict_all(h)
+    h, disk = only_on_disk()
     disk.is_prompt = False
     h.add("open", prompt(96), warm=WarmMode.LOAD)
     h.step()
@@ -148,10 +145,7 @@ def test_enter_during_the_load_of_the_opened_chat_waits_for_it() -> None:
 
 
 def test_a_cancelled_warm_load_keeps_what_came() -> None:
-    disk = FakeTier()
-    h = Harness(tiers=[disk])
-    h.ask("old", prompt(96), ONE)
-    evict_all(h)
+    h, disk = only_on_disk()
     disk.is_prompt = False
     h.add("open", prompt(96), warm=WarmMode.LOAD)
     h.step()
@@ -164,10 +158,7 @@ def test_a_cancelled_warm_load_keeps_what_came() -> None:
 
 
 def test_a_failed_warm_load_ends() -> None:
-    disk = FakeTier()
-    h = Harness(tiers=[disk])
-    h.ask("old", prompt(96), ONE)
-    evict_all(h)
+    h, disk = only_on_disk()
     disk.is_prompt = False
     h.add("open", prompt(96), warm=WarmMode.LOAD)
     h.step()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from chatkv.app.service.kv_store import Hooks
+from chatkv.app.service.store_port import Hooks
 from chatkv.engine.tiers.tier import TierStats
 
 
