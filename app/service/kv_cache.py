@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from chatkv.app.chats.blocks import OwnedBlocks
@@ -17,6 +16,7 @@ from chatkv.engine.errors import EngineClosedError
 
 from .chats_thread import ChatsThread
 from .errors import ApiError
+from .forgotten import Forgotten
 from .kv_store import KvStore
 from .loaded import LoadedModel
 from .model_choice import Installed
@@ -32,25 +32,6 @@ MAX_ROUNDS = 4
 POLL_S = 0.02
 _FAILED = object()
 _NO_BLOCKS = OwnedBlocks(frozenset(), frozenset())
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    num_removed: int = 0
-    num_shared: int = 0
-    """Blocks that stay, because other chats need them."""
-    is_complete: bool = True
-    """False: something could not be removed from the disk yet; the log says what."""
-
-    def __add__(self, other: Forgotten) -> Forgotten:
-        return Forgotten(
-            self.num_removed + other.num_removed,
-            self.num_shared + other.num_shared,
-            self.is_complete and other.is_complete,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class KvCache:
