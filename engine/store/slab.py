@@ -27,7 +27,8 @@ _METADATA_BYTES = 2 * PAGE_BYTES
 
 
 class Slab:
-    """`read` is for any thread, everything else for one at a time. `payload_bytes` is a multiple of 4096."""
+    """`read` and `read_run` are for any thread, everything else for one at a time. `payload_bytes`: a multiple of
+    4096."""
 
     def __init__(self, file: StoreFile, row: SlabRow, header: SlabHeader, index: StoreIndex, cipher: Cipher | None):
         assert row.payload_bytes % PAGE_BYTES == 0, f"an image has whole pages, got {row.payload_bytes} bytes"
@@ -142,6 +143,12 @@ class Slab:
     def read(self, slot: int, into: memoryview, expected: BlockRecord | None = None) -> BlockRecord:
         """As `RecordReader.read`."""
         return self._reader.read(slot, into, expected)
+
+    def read_run(
+        self, first_slot: int, intos: Sequence[memoryview], expected: Sequence[BlockRecord]
+    ) -> tuple[int, Exception | None]:
+        """As `RecordReader.read_run`."""
+        return self._reader.read_run(first_slot, intos, expected)
 
     def erase(self, slots: Collection[int], *, is_punched: bool = False, is_forgotten: bool = False) -> None:
         """Rows removed and committed; headers zeroed and synced; then, with `is_punched`, the ranges given back.

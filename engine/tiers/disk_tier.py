@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 QUEUE_BYTES = 64 << 20
 WINDOW_BYTES = 64 << 20
-NUM_READERS = 3
+NUM_READERS = 2
+RUN_BYTES = 3 << 20
+"""Neighbours on the disk are read with one call. Measured with blocks of 0.7 MB: two threads that read four blocks at
+a time come to 0.94 of a plain sequential read, three that read one by one to between 0.4 and 0.9, since each of them
+alone looks random to the kernel's own reading ahead."""
 CLOSE_S = 5.0
 WAIT_S = 60.0
 """For callers who want the disk to be as they said when they go on: clearing, a lower quota."""
@@ -62,13 +66,15 @@ class DiskTier:
         self._state.copies.adopt(slab.stored())
         self._rate = ReadRate(float(store.constant(READ_RATE, 0.0)))
         self._reads = ReadPool(
-            self._read,
+            self._read_run,
+            _is_neighbour,
             lambda copy, error: self._state.read_failed(copy, isinstance(error, BadRecordError)),
             self._end_read,
             lambda: self.on_change(),
             self._rate,
             buffer_bytes=self.image_bytes,
             window_bytes=window_bytes,
+            run_blocks=max(1, RUN_BYTES // self.image_bytes),
             num_threads=NUM_READERS,
         )
         self._writer = StoreWriter(
@@ -210,11 +216,11 @@ class DiskTier:
 
     # -- the tier's threads
 
-    def _read(self, copy: TierCopy, memory: memoryview) -> None:
-        slot = copy.slot
-        if slot < 0:
-            raise BadRecordError("removed meanwhile")
-        self._slab.read(slot, memory, copy.record)
+    def _read_run(self, copies: Sequence[TierCopy], memories: Sequence[memoryview]) -> tuple[int, Exception | None]:
+        first_slot = copies[0].slot
+        if first_slot < 0:
+            return 0, BadRecordError("removed meanwhile")
+        return self._slab.read_run(first_slot, memories, [copy.record for copy in copies])
 
     def _end_read(self, copies: Sequence[TierCopy]) -> None:
         with self._state.lock:
@@ -246,7 +252,14 @@ class DiskTier:
             memory = memoryview(bytearray(self.image_bytes))
             since = time.perf_counter()
             for copy in copies:
-                self._read(copy, memory)
+                _, error = self._read_run([copy], [memory])
+                if error is not None:
+                    raise error
             self._reads.add_sample(len(copies) * self.image_bytes / (time.perf_counter() - since))
         finally:
             self._end_read(copies)
+
+
+def _is_neighbour(copy: TierCopy, next_copy: TierCopy) -> bool:
+    """One read can fetch both."""
+    return 0 <= copy.slot == next_copy.slot - 1

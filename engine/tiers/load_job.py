@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .bounce import Buffer
 from .tier import CopyState, TierCopy
@@ -45,10 +45,19 @@ class LoadState:
         """Every block before `end` has been read."""
         return self.num_leading >= self.end
 
-    def next_index(self) -> int:
-        self._next_to_read += 1
-        self.num_reading += 1
-        return self._next_to_read - 1
+    def num_in_run(self, max_blocks: int, is_neighbour: Callable[[TierCopy, TierCopy], bool]) -> int:
+        """How many of the next blocks one read can fetch together. At least 1."""
+        first = self._next_to_read
+        last = first
+        while last + 1 < min(first + max_blocks, self.end) and is_neighbour(self.copies[last], self.copies[last + 1]):
+            last += 1
+        return last + 1 - first
+
+    def begin_read(self, num_blocks: int) -> range:
+        """Indices of the next blocks."""
+        self._next_to_read += num_blocks
+        self.num_reading += num_blocks
+        return range(self._next_to_read - num_blocks, self._next_to_read)
 
     def finish_read(self, index: int, buffer: Buffer, is_good: bool) -> list[Buffer]:
         """Gives the buffers that are free again. Not to be called for a read that was given up."""

@@ -20,22 +20,24 @@ MAX_LOST_READS = 8
 
 
 class _Reading:
-    """What one thread is at. `is_lost`: given up, the thread ends when it returns."""
+    """What one thread is at: a run of neighbours. `is_lost`: given up, the thread ends when it returns."""
 
-    __slots__ = ("buffer", "index", "is_lost", "load")
+    __slots__ = ("buffers", "indices", "is_lost", "load")
 
-    def __init__(self, load: LoadState, index: int, buffer: Buffer) -> None:
-        self.load, self.index, self.buffer = load, index, buffer
+    def __init__(self, load: LoadState, indices: range, buffers: list[Buffer]) -> None:
+        self.load, self.indices, self.buffers = load, indices, buffers
         self.is_lost = False
 
 
 class ReadPool:
-    """`read(copy, memory)` fills a buffer and proves it, or raises. `on_failed(copy, error)` and `on_settled(copies)`
+    """`read(copies, memories)` fills buffers with a run of neighbours, at most `run_blocks`, and proves them; it gives
+    the number of good leading ones and what is wrong with the next. `on_failed(copy, error)` and `on_settled(copies)`
     are called without the lock, on any thread; `on_settled` exactly once per load."""
 
     def __init__(
         self,
-        read: Callable[[TierCopy, memoryview], None],
+        read: Callable[[Sequence[TierCopy], Sequence[memoryview]], tuple[int, Exception | None]],
+        is_neighbour: Callable[[TierCopy, TierCopy], bool],
         on_failed: Callable[[TierCopy, Exception], None],
         on_settled: Callable[[Sequence[TierCopy]], None],
         on_change: Callable[[], None],
@@ -43,10 +45,12 @@ class ReadPool:
         *,
         buffer_bytes: int,
         window_bytes: int,
+        run_blocks: int = 1,
         num_threads: int = 3,
         name: str = "disk",
     ) -> None:
-        self._read, self._on_failed, self._on_settled, self._on_change = read, on_failed, on_settled, on_change
+        self._read, self._is_neighbour, self._run_blocks = read, is_neighbour, run_blocks
+        self._on_failed, self._on_settled, self._on_change = on_failed, on_settled, on_change
         self._rate = rate
         self._name = name
         self._buffers = BufferPool(buffer_bytes, max(2, window_bytes // buffer_bytes))
@@ -137,39 +141,46 @@ class ReadPool:
                     self._work.wait()
                 self._readings.add(reading)
                 self._rate.begin(time.monotonic())
-            copy = reading.load.copies[reading.index]
-            failure: Exception | None = None
+            load, indices = reading.load, reading.indices
+            copies = load.copies[indices.start : indices.stop]
+            failure: Exception | None
             try:
-                self._read(copy, reading.buffer.memory)
+                num_good, failure = self._read(copies, [buffer.memory for buffer in reading.buffers])
             except Exception as error:  # whatever it is, it is a miss
-                failure = error
+                num_good, failure = 0, error
             with self._lock:
                 if reading.is_lost:
                     self._num_lost -= 1
-                    self._buffers.give_back(reading.buffer)
+                    for buffer in reading.buffers:
+                        self._buffers.give_back(buffer)
                     self._watch.notify_all()
                     return
                 self._readings.remove(reading)
-                self._rate.end(time.monotonic(), 0 if failure else self._buffers.buffer_bytes)
-                num_before = reading.load.num_leading
-                self._free(reading.load.finish_read(reading.index, reading.buffer, failure is None))
-                is_news = reading.load.num_leading > num_before
-                settled = self._settle(reading.load)
+                self._rate.end(time.monotonic(), num_good * self._buffers.buffer_bytes)
+                num_before = load.num_leading
+                for number, (index, buffer) in enumerate(zip(indices, reading.buffers, strict=True)):
+                    self._free(load.finish_read(index, buffer, number < num_good))
+                is_news = load.num_leading > num_before
+                settled = self._settle(load)
             if failure is not None:
-                self._on_failed(copy, failure)
+                self._on_failed(copies[num_good], failure)
             self._tell(settled, is_news or failure is not None)
 
     def _next_reading(self) -> _Reading | None:
-        """Loads take turns block by block; none holds more than its share of the buffers."""
+        """Loads take turns run by run; none holds more than its share of the buffers. A run waits until there are
+        buffers for the whole of it: shorter and shorter ones would follow otherwise."""
         if self._is_closed:
             return None
         wanting = [load for load in self._loads if load.wants_reading]
         share = max(1, self._buffers.num_buffers // max(1, len(wanting)))
         for load in wanting:
-            if load.num_buffers < share and (buffer := self._buffers.take()) is not None:
+            max_blocks = min(self._run_blocks, share)
+            num_blocks = load.num_in_run(max_blocks, self._is_neighbour)
+            if num_blocks <= min(share - load.num_buffers, self._buffers.num_free):
                 self._loads.remove(load)
                 self._loads.append(load)
-                return _Reading(load, load.next_index(), buffer)
+                indices = load.begin_read(num_blocks)
+                return _Reading(load, indices, [buffer for _ in indices if (buffer := self._buffers.take())])
         return None
 
     def _run_watch(self) -> None:
@@ -192,8 +203,9 @@ class ReadPool:
         for reading in [reading for reading in self._readings if reading.load is load]:
             reading.is_lost = True
             self._readings.remove(reading)
-            load.num_reading -= 1
-            self._buffers.quarantine(reading.buffer)
+            load.num_reading -= len(reading.indices)
+            for buffer in reading.buffers:
+                self._buffers.quarantine(buffer)
             self._rate.give_up()
             self._num_workers -= 1
             self._num_lost += 1

@@ -29,32 +29,40 @@ class Disk:
         self.errors: dict[int, Exception] = {}
         self.started: list[int] = []
         self.returned: list[int] = []
+        self.runs: list[list[int]] = []
         self.memories: set[int] = set()
         self.failed: list[tuple[TierCopy, Exception]] = []
         self.settled: list[Sequence[TierCopy]] = []
         self._lock = threading.Lock()
 
-    def read(self, copy: TierCopy, memory: memoryview) -> None:
-        position = copy.record.position
+    def read(self, copies: Sequence[TierCopy], memories: Sequence[memoryview]) -> tuple[int, Exception | None]:
+        positions = [copy.record.position for copy in copies]
         with self._lock:
-            self.started.append(position)
-        if gate := self.gates.get(position):
-            assert gate.wait(WAIT_S)
-        memory[:] = image(copy.record)
+            self.started += positions
+            self.runs.append(positions)
+        for position in positions:
+            if gate := self.gates.get(position):
+                assert gate.wait(WAIT_S)
+        for copy, memory in zip(copies, memories, strict=True):
+            memory[:] = image(copy.record)
         with self._lock:
-            self.returned.append(position)
-        if position in self.errors:
-            raise self.errors[position]
+            self.returned += positions
+        for number, position in enumerate(positions):
+            if position in self.errors:
+                return number, self.errors[position]
+        return len(copies), None
 
-    def pool(self, window_blocks: int = 8, num_threads: int = 3) -> ReadPool:
+    def pool(self, window_blocks: int = 8, num_threads: int = 3, run_blocks: int = 1) -> ReadPool:
         return ReadPool(
             self.read,
+            lambda copy, next_copy: next_copy.slot == copy.slot + 1,
             lambda copy, error: self.failed.append((copy, error)),
             self.settled.append,
             self.changes,
             ReadRate(),
             buffer_bytes=IMAGE_BYTES,
             window_bytes=window_blocks * IMAGE_BYTES,
+            run_blocks=run_blocks,
             num_threads=num_threads,
         )
 
@@ -208,6 +216,56 @@ def test_a_copy_that_was_removed_ends_the_load(disk: Disk, make_pool: Callable[.
     copies[2].state = CopyState.GONE
     assert load_all(job, disk.changes) == images_of(copies[:2])
     assert len(disk.settled) == 1
+
+
+def test_neighbours_are_read_together_and_a_run_waits_for_all_its_buffers(
+    disk: Disk, make_pool: Callable[..., ReadPool]
+) -> None:
+    copies = stored_chain(12)
+    for copy in copies[5:]:
+        copy.slot += 100
+    job = make_pool(6, 1, 4).start(copies, WAIT_S)
+    disk.changes.wait_for(lambda: len(disk.returned) == 5)
+    views = job.take()
+    while len(views) < 5:
+        views += job.take()
+    for view in views[:2]:
+        job.release(view)
+    assert disk.runs == [[0, 1, 2, 3], [4]]
+    job.release(views[2])  # one buffer was free already: the next four have room together
+    disk.changes.wait_for(lambda: len(disk.returned) == 9)
+    for view in views[3:]:
+        job.release(view)
+    assert load_all(job, disk.changes) == images_of(copies[5:])
+    assert disk.runs == [[0, 1, 2, 3], [4], [5, 6, 7, 8], [9, 10, 11]]
+
+
+@pytest.mark.parametrize("position", [0, 2, 3, 9])
+def test_what_is_bad_within_a_run_keeps_the_good_leading_part(
+    disk: Disk, make_pool: Callable[..., ReadPool], position: int
+) -> None:
+    disk.errors[position] = OSError(5, "I/O error")
+    copies = stored_chain(10)
+    pool = make_pool(8, 2, 4)
+    assert load_all(pool.start(copies, WAIT_S), disk.changes) == images_of(copies[:position])
+    disk.changes.wait_for(lambda: [copy for copy, _ in disk.failed] == [copies[position]])
+    disk.errors.clear()  # every buffer came back
+    for _ in range(3):
+        assert load_all(pool.start(copies, WAIT_S), disk.changes) == images_of(copies)
+
+
+def test_c5_a_hung_run_takes_all_its_buffers_with_it_until_it_returns(
+    disk: Disk, make_pool: Callable[..., ReadPool]
+) -> None:
+    disk.gates[6] = threading.Event()
+    pool = make_pool(4, 1, 4)
+    late_copies, other_copies = stored_chain(9), stored_chain(6, 1)
+    assert load_all(pool.start(late_copies, 0.2), disk.changes) == images_of(late_copies[:4])
+    assert load_all(pool.start(other_copies, WAIT_S), disk.changes) == images_of(other_copies)
+    disk.gates[6].set()
+    disk.changes.wait_for(lambda: disk.returned.count(6) == 1)
+    assert load_all(pool.start(late_copies, WAIT_S), disk.changes) == images_of(late_copies)
+    assert pool.close(WAIT_S)
 
 
 def test_an_empty_load_is_done(disk: Disk, make_pool: Callable[..., ReadPool]) -> None:
