@@ -7,7 +7,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ IMAGE_ALIGNMENT = 4096
 """Bytes. Direct disk I/O moves whole units of this."""
 LAYOUT = ("layer", "k_or_v", "kv_head", "position", "dimension")
 """Order of the numbers in an image, slowest first. Scales follow all values, in the same order without the last."""
-TORCH_DTYPES = {"fp32": torch.float32, "int8": torch.int8}
+LAYOUT_BY_DIMENSION = {"keys": (*LAYOUT[:3], "dimension", "position"), "values": LAYOUT}
+"""The same where K is turned: a query meets all positions of a block at once, in the lanes of a vector."""
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
+KeyOrder: TypeAlias = Literal["position", "dimension"]
 SCALE_DTYPE = torch.float32
 """float16 would save 2 % of an int8 image, and is as accurate for the default model (measured); but rows of numbers
 below 0.008 would lose precision, and those above 8e6 would be infinite. In float32 every row keeps its 8 bits."""
@@ -37,10 +40,12 @@ class KVLayout:
     head_dim: int
     kv_dtype: str = "fp32"
     """A key of TORCH_DTYPES."""
+    keys_by: KeyOrder = "position"
+    """What comes first in the keys of one head: numbers of a position lie together, or those of a dimension."""
 
     @classmethod
-    def of(cls, config: ModelConfig, kv_dtype: str) -> KVLayout:
-        return cls(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
+    def of(cls, config: ModelConfig, kv_dtype: str, keys_by: KeyOrder) -> KVLayout:
+        return cls(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype, keys_by)
 
     @property
     def is_quantised(self) -> bool:
@@ -65,9 +70,16 @@ class KVLayout:
 
     def views(self, pool: Tensor) -> KVBlocks:
         """uint8 [num_blocks, block_bytes] -> K, V and scales of every block, sharing the pool's memory."""
-        values = _view(pool, 0, TORCH_DTYPES[self.kv_dtype], (*self._outer_shape, self.head_dim))
-        scales = _view(pool, self._values_bytes, SCALE_DTYPE, self._outer_shape) if self.is_quantised else None
-        return KVBlocks(values, scales)
+        heads = (*self._outer_shape[:3], BLOCK_SIZE * self.head_dim)
+        keys, values = _view(pool, 0, TORCH_DTYPES[self.kv_dtype], heads).unbind(2)
+        values = values.unflatten(-1, (BLOCK_SIZE, self.head_dim))
+        if self.keys_by == "position":
+            keys = keys.unflatten(-1, (BLOCK_SIZE, self.head_dim))
+        else:
+            keys = keys.unflatten(-1, (self.head_dim, BLOCK_SIZE)).transpose(-1, -2)
+        if not self.is_quantised:
+            return KVBlocks(keys, values)
+        return KVBlocks(keys, values, *_view(pool, self._values_bytes, SCALE_DTYPE, self._outer_shape).unbind(2))
 
     def facts(self) -> dict[str, Any]:
         """What of it a stored number's meaning depends on."""
@@ -77,10 +89,11 @@ class KVLayout:
             "scheme": "symmetric",
             "largest_quantum": LARGEST_QUANTUM,
         }
+        by_dimension = {part: list(order) for part, order in LAYOUT_BY_DIMENSION.items()}
         return {
             "dtype": _name(TORCH_DTYPES[self.kv_dtype]),
             "scales": scheme if self.is_quantised else None,
-            "layout": list(LAYOUT),
+            "layout": list(LAYOUT) if self.keys_by == "position" else by_dimension,
             "block_bytes": self.block_bytes,
         }
 

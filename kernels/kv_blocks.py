@@ -12,14 +12,21 @@ LARGEST_QUANTUM = 127
 
 @dataclass(frozen=True, slots=True)
 class KVBlocks:
-    """Strided views of one pool. A stored row is the K or V of one (position, KV head): head_dim numbers."""
+    """Strided views of one pool. A stored row is the K or V of one (position, KV head): head_dim numbers.
 
+    Where the numbers lie is the layout's matter (`engine.kv_layout`): these shapes are the same for all.
+    """
+
+    keys: Tensor
+    """[num_blocks, num_layers, num_kv_heads, block_size, head_dim]: float32, float16 or int8."""
     values: Tensor
-    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], K at 0 and V at 1: float32, or int8."""
-    scales: Tensor | None = None
-    """float32 [num_blocks, num_layers, 2, num_kv_heads, block_size], one a row of int8 values: number = value * scale.
-    None for float32."""
+    """Like `keys`."""
+    key_scales: Tensor | None = None
+    """float32 [num_blocks, num_layers, num_kv_heads, block_size], one a row of int8 keys: number = quantum * scale.
+    None where the numbers are floats."""
+    value_scales: Tensor | None = None
+    """Like `key_scales`."""
 
     @property
     def block_size(self) -> int:
-        return self.values.shape[4]
+        return self.keys.shape[3]

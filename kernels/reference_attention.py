@@ -34,19 +34,21 @@ class SequenceSpan:
 def kv_write(kv: KVBlocks, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
     """Store keys and values [T, num_kv_heads, head_dim] at `slots` (int64 [T]: block * block_size + offset).
 
-    A negative slot is skipped. Keys come after RoPE. int8 pools get quanta and scales by `quantise_rows`.
+    A negative slot is skipped. Keys come after RoPE. float16 pools get the nearest number, int8 pools quanta and
+    scales by `quantise_rows`.
     """
     for row, slot in enumerate(slots.tolist()):
         if slot < 0:
             continue
         block, offset = divmod(slot, kv.block_size)
-        for part, numbers in enumerate((keys[row], values[row])):
-            if kv.scales is None:
-                kv.values[block, layer, part, :, offset] = numbers
+        for pool, pool_scales, numbers in (
+            (kv.keys, kv.key_scales, keys[row]),
+            (kv.values, kv.value_scales, values[row]),
+        ):
+            if pool_scales is None:
+                pool[block, layer, :, offset] = numbers
             else:
-                quanta, scales = quantise_rows(numbers)
-                kv.values[block, layer, part, :, offset] = quanta
-                kv.scales[block, layer, part, :, offset] = scales
+                pool[block, layer, :, offset], pool_scales[block, layer, :, offset] = quantise_rows(numbers)
 
 
 def paged_attention(
@@ -65,11 +67,8 @@ def paged_attention(
     outputs = []
     row = 0
     for span in sequences:
-        blocks = list(span.block_table)
-        stored = kv.values[blocks, layer]
-        if kv.scales is not None:
-            stored = dequantise_rows(stored, kv.scales[blocks, layer])
-        keys, values = (stored[:, i].transpose(1, 2).flatten(0, 1)[: span.end_position] for i in (0, 1))
+        keys = _numbers(kv.keys, kv.key_scales, layer, span)
+        values = _numbers(kv.values, kv.value_scales, layer, span)
         group = queries.shape[1] // keys.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
         scores = torch.einsum("qhd,khd->hqk", queries[row : row + span.num_rows] * scale, keys)
@@ -80,3 +79,11 @@ def paged_attention(
         outputs.append(torch.einsum("hqk,khd->qhd", weights, values))
         row += span.num_rows
     return torch.cat(outputs)
+
+
+def _numbers(pool: Tensor, scales: Tensor | None, layer: int, span: SequenceSpan) -> Tensor:
+    """float32 [end_position, num_kv_heads, head_dim]: the K or V of a sequence as they are stored."""
+    blocks = list(span.block_table)
+    stored = pool[blocks, layer]
+    numbers = stored.float() if scales is None else dequantise_rows(stored, scales[blocks, layer])
+    return numbers.transpose(1, 2).flatten(0, 1)[: span.end_position]

@@ -66,14 +66,18 @@ def compare(
 
 def swap_scales_of_heads(kv: KVBlocks) -> None:
     """A control: each KV head has the scales of its mirror image."""
-    assert kv.scales is not None
-    kv.scales.copy_(kv.scales.flip(3).clone())
+    _flip_scales(kv, 2)
 
 
 def mix_scales_of_positions(kv: KVBlocks) -> None:
     """A control: within a block, each position has the scales of its mirror image."""
-    assert kv.scales is not None
-    kv.scales.copy_(kv.scales.flip(4).clone())
+    _flip_scales(kv, 3)
+
+
+def _flip_scales(kv: KVBlocks, dim: int) -> None:
+    for scales in (kv.key_scales, kv.value_scales):
+        assert scales is not None
+        scales.copy_(scales.flip(dim).clone())
 
 
 def text_part(ids: Sequence[int], start: int, *, is_sampled: bool = False) -> ScheduledSequence:

@@ -78,7 +78,7 @@ class Decoder:
             )
         self.config = config
         self.backend = backend
-        self.layout = KVLayout.of(config, backend.kv_dtypes[0] if kv_dtype == AUTO else kv_dtype)
+        self.layout = KVLayout.of(config, backend.kv_dtypes[0] if kv_dtype == AUTO else kv_dtype, "position")
         self._facts = facts
         self._scale = config.head_dim**-0.5
         self._inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)

@@ -17,12 +17,13 @@ class PoolRows:
     """
 
     def __init__(self, kv: KVBlocks):
-        """A block's values are contiguous, its scales too; blocks lie a whole number of either's rows apart."""
-        self.num_kv_heads, self.block_size, self.head_dim = kv.values.shape[3:]
-        self.values, value_rows_per_block = _rows(kv.values, self.block_size * self.head_dim)
+        """Within a block lies layer after layer, K before V, head after head, position after position; scales lie
+        alike in a place of their own. Blocks lie a whole number of either's rows apart."""
+        self.num_kv_heads, self.block_size, self.head_dim = kv.keys.shape[2:]
+        self.values, value_rows_per_block = _rows(kv.keys, kv.values, self.block_size * self.head_dim)
         self.scales, rows_per_block = None, [value_rows_per_block]
-        if kv.scales is not None:
-            self.scales, scale_rows_per_block = _rows(kv.scales, self.block_size)
+        if kv.key_scales is not None and kv.value_scales is not None:
+            self.scales, scale_rows_per_block = _rows(kv.key_scales, kv.value_scales, self.block_size)
             rows_per_block.append(scale_rows_per_block)
         self._rows_per_block = torch.tensor(rows_per_block).view(-1, 1, 1)
         self._gathered, self._quanta = _Buffer(torch.float32), _Buffer(torch.int8)
@@ -77,10 +78,15 @@ class _Buffer:
         return self._memory[:size].view(shape)
 
 
-def _rows(view: Tensor, row_size: int) -> tuple[Tensor, int]:
-    """[num_blocks, ...] -> the pool as a matrix of rows that starts where `view` does, and its rows per block."""
-    assert view[0].is_contiguous(), "a block must be contiguous"
-    assert view.stride(0) % row_size == 0, f"blocks must lie a multiple of {row_size} numbers apart"
-    rows_per_block = view.stride(0) // row_size
-    num_rows = (len(view) - 1) * rows_per_block + view[0].numel() // row_size
-    return torch.as_strided(view, (num_rows, row_size), (row_size, 1), view.storage_offset()), rows_per_block
+def _rows(keys: Tensor, values: Tensor, row_size: int) -> tuple[Tensor, int]:
+    """Views [num_blocks, num_layers, num_kv_heads, ...] -> the pool as a matrix of rows that starts where `keys` does,
+    and its rows per block."""
+    num_blocks, num_layers, num_kv_heads = keys.shape[:3]
+    per_head = (num_kv_heads * row_size, row_size)
+    assert keys.stride()[1:3] == values.stride()[1:3] == (2 * per_head[0], per_head[1]), "not the order of rows"
+    assert values.storage_offset() - keys.storage_offset() == per_head[0], "V must follow K"
+    assert keys[0, 0].is_contiguous(), "a row must be contiguous"
+    assert keys.stride(0) % row_size == 0, f"blocks must lie a multiple of {row_size} numbers apart"
+    rows_per_block = keys.stride(0) // row_size
+    num_rows = (num_blocks - 1) * rows_per_block + num_layers * 2 * num_kv_heads
+    return torch.as_strided(keys, (num_rows, row_size), (row_size, 1), keys.storage_offset()), rows_per_block

@@ -59,22 +59,23 @@ def shifted(numbers: Tensor, position_dim: int) -> Tensor:
     return rolled.movedim(1, position_dim)
 
 
+def all_views(kv: KVBlocks) -> list[Tensor]:
+    return [view for view in (kv.keys, kv.values, kv.key_scales, kv.value_scales) if view is not None]
+
+
 def shift_all(kv: KVBlocks) -> None:
-    kv.values.copy_(shifted(kv.values, 4).clone())
-    if kv.scales is not None:
-        kv.scales.copy_(shifted(kv.scales, 4).clone())
+    for view in all_views(kv):
+        view.copy_(shifted(view, 3).clone())
 
 
 def swap_blocks(kv: KVBlocks) -> None:
-    for numbers in (kv.values, kv.scales):
-        if numbers is not None:
-            numbers[[4, 5]] = numbers[[5, 4]]
+    for view in all_views(kv):
+        view[[4, 5]] = view[[5, 4]]
 
 
 def swap_layers(kv: KVBlocks) -> None:
-    for numbers in (kv.values, kv.scales):
-        if numbers is not None:
-            numbers[:, [0, 1]] = numbers[:, [1, 0]]
+    for view in all_views(kv):
+        view[:, [0, 1]] = view[:, [1, 0]]
 
 
 @pytest.mark.parametrize("damage", [shift_all, swap_blocks, swap_layers])
@@ -83,24 +84,32 @@ def test_images_in_the_wrong_place_fail_the_check(model: Decoder, damage: Callab
         check_round_trip(model, damage)
 
 
+def scales_of(kv: KVBlocks) -> tuple[Tensor, Tensor]:
+    assert kv.key_scales is not None
+    assert kv.value_scales is not None
+    return kv.key_scales, kv.value_scales
+
+
 def shift_scales(kv: KVBlocks) -> None:
-    assert kv.scales is not None
-    kv.scales.copy_(shifted(kv.scales, 4).clone())
+    for scales in scales_of(kv):
+        scales.copy_(shifted(scales, 3).clone())
 
 
 def swap_scales_of_heads(kv: KVBlocks) -> None:
-    assert kv.scales is not None
-    kv.scales[:, :, :, [0, 1]] = kv.scales[:, :, :, [1, 0]]
+    for scales in scales_of(kv):
+        scales[:, :, [0, 1]] = scales[:, :, [1, 0]]
 
 
 def swap_scales_of_keys_and_values(kv: KVBlocks) -> None:
-    assert kv.scales is not None
-    kv.scales[:, :, [0, 1]] = kv.scales[:, :, [1, 0]]
+    keys, values = scales_of(kv)
+    before = keys.clone()
+    keys.copy_(values)
+    values.copy_(before)
 
 
 def lose_scales(kv: KVBlocks) -> None:
-    assert kv.scales is not None
-    kv.scales.fill_(1.0)
+    for scales in scales_of(kv):
+        scales.fill_(1.0)
 
 
 @pytest.mark.parametrize("damage", [shift_scales, swap_scales_of_heads, swap_scales_of_keys_and_values, lose_scales])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import BASE, random_tensors
 
-from chatkv.engine.kv_layout import KVLayout
+from chatkv.engine.kv_layout import KeyOrder, KVLayout
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.planner import PoolTooSmallError, cpu_weight_bytes, machine_memory_bytes, plan_pool
 
@@ -58,22 +58,36 @@ def test_facts_name_dtype_and_scale_scheme() -> None:
     assert facts["block_bytes"] == DEFAULT_INT8.block_bytes
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])
-def test_views_cover_the_pool_block_by_block(kv_dtype: str) -> None:
-    layout = KVLayout(2, 3, 10, kv_dtype)
+LAYOUTS = [("fp32", "position"), ("int8", "position"), ("fp16", "dimension"), ("int8", "dimension")]
+
+
+@pytest.mark.parametrize(("kv_dtype", "keys_by"), LAYOUTS)
+def test_views_cover_the_pool_block_by_block(kv_dtype: str, keys_by: KeyOrder) -> None:
+    layout = KVLayout(2, 3, 10, kv_dtype, keys_by)
     pool = layout.new_pool(4, torch.device("cpu")).zero_()
     kv = layout.views(pool)
-    assert kv.values.shape == (4, 2, 2, 3, 16, 10)
-    assert kv.values[2].is_contiguous()
-    kv.values[2].fill_(1)
-    if kv.scales is not None:
-        assert kv.scales.shape == (4, 2, 2, 3, 16)
-        assert not kv.scales.count_nonzero(), "scales overlap values"
-        kv.scales[2].fill_(1.0)
-        assert (kv.values[2] == 1).all(), "values overlap scales"
+    assert kv.keys.shape == kv.values.shape == (4, 2, 3, 16, 10)
+    views = [view for view in (kv.keys, kv.values, kv.key_scales, kv.value_scales) if view is not None]
+    assert len(views) == (4 if kv_dtype == "int8" else 2)
+    for number, view in enumerate(views):
+        view[2].fill_(number + 1)
+        assert all((other[2] == index + 1).all() for index, other in enumerate(views[: number + 1])), "views overlap"
     assert pool[2].count_nonzero() > 0
     assert pool[2, layout.used_bytes :].count_nonzero() == 0
     assert all(pool[block].count_nonzero() == 0 for block in (0, 1, 3))
+
+
+def test_places_of_numbers_are_those_of_the_named_order() -> None:
+    by_position, by_dimension = (KVLayout(2, 3, 16, "fp16", order) for order in ("position", "dimension"))
+    for layout in (by_position, by_dimension):
+        kv = layout.views(layout.new_pool(2, torch.device("cpu")).zero_())
+        kv.keys[1, 1, 2, 5, 3] = 1.0
+        kv.values[1, 1, 2, 5, 3] = 2.0
+        image = torch.tensor(kv.keys.untyped_storage()[layout.block_bytes :], dtype=torch.uint8).view(torch.float16)
+        per_head, key_head, value_head = 16 * 16, (1 * 2 + 0) * 3 + 2, (1 * 2 + 1) * 3 + 2
+        key_place = 5 * 16 + 3 if layout is by_position else 3 * 16 + 5
+        assert image.nonzero().flatten().tolist() == [key_head * per_head + key_place, value_head * per_head + 5 * 16 + 3]
+    assert by_position.facts()["layout"] != by_dimension.facts()["layout"]
 
 
 @pytest.mark.parametrize(("memory_gib", "pool_gib"), [(8, 2), (16, 4), (64, 4)])

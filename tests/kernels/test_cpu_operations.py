@@ -118,26 +118,29 @@ def kv_dtype(request: pytest.FixtureRequest) -> str:
 def pool_of(generator: torch.Generator, kv_dtype: str) -> KVBlocks:
     layout = KVLayout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, kv_dtype)
     kv = layout.views(layout.new_pool(NUM_BLOCKS, torch.device("cpu")))
-    numbers = torch.randn(kv.values.shape, generator=generator)
-    # Rows of very different sizes, so that a row read with another's scale is far off.
-    numbers *= 4 ** torch.randn(kv.values.shape[:-1], generator=generator).unsqueeze(-1)
-    if kv.scales is None:
-        kv.values.copy_(numbers)
-    else:
-        quanta, scales = reference.quantise_rows(numbers)
-        kv.values.copy_(quanta)
-        kv.scales.copy_(scales)
+    for pool, pool_scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)):
+        numbers = torch.randn(pool.shape, generator=generator)
+        # Rows of very different sizes, so that a row read with another's scale is far off.
+        numbers *= 4 ** torch.randn(pool.shape[:-1], generator=generator).unsqueeze(-1)
+        if pool_scales is None:
+            pool.copy_(numbers)
+        else:
+            quanta, scales = reference.quantise_rows(numbers)
+            pool.copy_(quanta)
+            pool_scales.copy_(scales)
     return kv
 
 
+def views_of(kv: KVBlocks) -> list[Tensor]:
+    return [view for view in (kv.keys, kv.values, kv.key_scales, kv.value_scales) if view is not None]
+
+
 def copy_of(kv: KVBlocks) -> KVBlocks:
-    return KVBlocks(kv.values.clone(), None if kv.scales is None else kv.scales.clone())
+    return KVBlocks(*(view.clone() for view in views_of(kv)))
 
 
 def assert_same_bits(found: KVBlocks, expected: KVBlocks) -> None:
-    assert torch.equal(found.values, expected.values)
-    if found.scales is not None and expected.scales is not None:
-        assert torch.equal(found.scales, expected.scales)
+    assert all(torch.equal(*pair) for pair in zip(views_of(found), views_of(expected), strict=True))
 
 
 SPANS = {
@@ -197,11 +200,11 @@ def test_kv_write_skips_rows_without_a_slot(backend: CpuBackend, generator: torc
         backend.kv_write(plan, layer, keys, values)
         reference_attention.kv_write(expected, layer, keys, values, slots)
     assert_same_bits(kv, expected)
-    if kv.scales is None:
-        assert torch.equal(kv.values[2, 1, 0, :, 5], keys[0])
+    if kv.key_scales is None:
+        assert torch.equal(kv.keys[2, 1, :, 5], keys[0])
     else:
-        stored = reference.dequantise_rows(kv.values[2, 1, 0, :, 5], kv.scales[2, 1, 0, :, 5])
-        assert ((stored - keys[0]).abs() <= 0.5001 * kv.scales[2, 1, 0, :, 5].unsqueeze(-1)).all()
+        stored = reference.dequantise_rows(kv.keys[2, 1, :, 5], kv.key_scales[2, 1, :, 5])
+        assert ((stored - keys[0]).abs() <= 0.5001 * kv.key_scales[2, 1, :, 5].unsqueeze(-1)).all()
 
 
 def test_every_listed_operation_has_a_specification() -> None:

@@ -60,9 +60,7 @@ def test_rows_of_8_bits() -> None:
 
 
 def test_attention_over_equal_scores_is_the_mean_and_over_one_key_its_value() -> None:
-    numbers = torch.zeros(4, 1, 2, 1, 16, 2)
-    numbers[:, 0, 1, 0] = torch.arange(128.0).view(4, 16, 2)
-    kv = KVBlocks(numbers)
+    kv = KVBlocks(torch.zeros(4, 1, 1, 16, 2), torch.arange(128.0).view(4, 1, 1, 16, 2))
     span = SequenceSpan(4, 0, [2])
     found = paged_attention(torch.zeros(4, 1, 2), kv, 0, [span], 1.0)
     assert found[[0, 1, 3], 0].tolist() == [[64.0, 65.0], [65.0, 66.0], [67.0, 68.0]]

@@ -26,7 +26,8 @@ CACHE_VARIABLE = "CHATKV_KERNEL_CACHE"
 COMPILERS = ("c++", "g++", "clang++")
 
 COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
-"""No contraction: a product and a sum become one fma only where the source says so, else bits depend on the compiler."""
+"""No contraction: a product and a sum become one fma only where the source says so, else bits would depend on the
+compiler."""
 COMMON_SOURCES = ("threads.cpp", "step.cpp", "library.cpp")
 VARIANT_SOURCE = "variant.cpp"
 X86_VARIANTS = {
