@@ -86,7 +86,8 @@ def test_places_of_numbers_are_those_of_the_named_order() -> None:
         image = torch.tensor(kv.keys.untyped_storage()[layout.block_bytes :], dtype=torch.uint8).view(torch.float16)
         per_head, key_head, value_head = 16 * 16, (1 * 2 + 0) * 3 + 2, (1 * 2 + 1) * 3 + 2
         key_place = 5 * 16 + 3 if layout is by_position else 3 * 16 + 5
-        assert image.nonzero().flatten().tolist() == [key_head * per_head + key_place, value_head * per_head + 5 * 16 + 3]
+        places = [key_head * per_head + key_place, value_head * per_head + 5 * 16 + 3]
+        assert image.nonzero().flatten().tolist() == places
     assert by_position.facts()["layout"] != by_dimension.facts()["layout"]
 
 

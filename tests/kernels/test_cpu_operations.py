@@ -118,14 +118,15 @@ def kv_dtype(request: pytest.FixtureRequest) -> str:
 def pool_of(generator: torch.Generator, kv_dtype: str) -> KVBlocks:
     layout = KVLayout(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, kv_dtype)
     kv = layout.views(layout.new_pool(NUM_BLOCKS, torch.device("cpu")))
-    for pool, pool_scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)):
-        numbers = torch.randn(pool.shape, generator=generator)
-        # Rows of very different sizes, so that a row read with another's scale is far off.
-        numbers *= 4 ** torch.randn(pool.shape[:-1], generator=generator).unsqueeze(-1)
+    numbers = torch.randn(NUM_BLOCKS, NUM_LAYERS, 2, NUM_KV_HEADS, 16, HEAD_DIM, generator=generator)
+    # Rows of very different sizes, so that a row read with another's scale is far off.
+    numbers *= 4 ** torch.randn(numbers.shape[:-1], generator=generator).unsqueeze(-1)
+    parts = ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
+    for (pool, pool_scales), part in zip(parts, numbers.unbind(2), strict=True):
         if pool_scales is None:
-            pool.copy_(numbers)
+            pool.copy_(part)
         else:
-            quanta, scales = reference.quantise_rows(numbers)
+            quanta, scales = reference.quantise_rows(part)
             pool.copy_(quanta)
             pool_scales.copy_(scales)
     return kv
