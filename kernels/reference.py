@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .kv_blocks import LARGEST_QUANTUM
-from .weights import INT4_ZERO_POINT, FpWeight, Int4Weight, Int8Weight, Weight
+from .tile_layout import untile
+from .weights import INT4_ZERO_POINT, FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
@@ -28,6 +29,8 @@ def dequantise(weight: Weight) -> Tensor:
             if minimums is None:
                 return (scale * (columns.to(torch.int8) - INT4_ZERO_POINT).float()).flatten(1)
             return (scale * columns.float() + minimums.float().unsqueeze(-1)).flatten(1)
+        case TiledWeight():
+            return dequantise(untile(weight))
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:

@@ -11,6 +11,10 @@ GROUP_SIZE = 32
 """Neighbouring columns of a row that share one scale."""
 INT4_ZERO_POINT = 8
 """The quantum that means 0 where an int4 matrix has no minimums."""
+TILE_ROWS = 16
+"""Rows of a tile."""
+TILE_BYTES = {"int4-affine": 320, "int4": 288, "int8": 544}
+"""Formats of a `TiledWeight` -> bytes of a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,31 @@ class Int4Weight:
         return self.scales.shape[0], self.scales.shape[1] * GROUP_SIZE
 
 
-Weight: TypeAlias = FpWeight | Int8Weight | Int4Weight
+@dataclass(frozen=True, slots=True)
+class TiledWeight:
+    """An int4 or int8 matrix in the order that native kernels read it: tiles of 16 rows by 32 columns.
+
+    `format`: a key of TILE_BYTES. `tiles`: [ceil(num_rows / 16), num_groups, TILE_BYTES[format]] uint8, contiguous, rows
+    past `num_rows` zero. What a tile's bytes mean: `tile_layout`, which converts exactly both ways.
+    """
+
+    format: str
+    tiles: Tensor
+    num_rows: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_rows, self.tiles.shape[1] * GROUP_SIZE
+
+
+Weight: TypeAlias = FpWeight | Int8Weight | Int4Weight | TiledWeight
 
 
 def select_rows(weight: Weight, rows: Tensor) -> Weight:
-    """The given rows (int64 [n]), still packed. Scales belong to rows, so moving rows is exact."""
+    """The given rows (int64 [n]), still packed. Scales belong to rows, so moving rows is exact.
+
+    Rows of a TiledWeight come as Int4Weight or Int8Weight.
+    """
     match weight:
         case FpWeight(values):
             return FpWeight(values.index_select(0, rows))
@@ -69,3 +93,7 @@ def select_rows(weight: Weight, rows: Tensor) -> Weight:
         case Int4Weight(quanta, scales, minimums):
             chosen = None if minimums is None else minimums.index_select(0, rows)
             return Int4Weight(quanta.index_select(0, rows), scales.index_select(0, rows), chosen)
+        case TiledWeight():
+            from .tile_layout import untiled_rows  # which needs the classes above
+
+            return untiled_rows(weight, rows)

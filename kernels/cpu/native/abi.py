@@ -110,6 +110,7 @@ class Step(ctypes.Structure):
         ("spans", ctypes.POINTER(Span)),
         ("selected", c_void_p),
         ("is_finite", c_void_p),
+        ("op_ns", c_void_p),
         ("registers", Register * NUM_REGISTERS),
         ("activations", Activations),
         ("pool", Pool),

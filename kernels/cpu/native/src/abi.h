@@ -104,6 +104,7 @@ struct Step {
     const Span* spans;
     const int32_t* selected;  // [num_selected]
     uint8_t* is_finite;       // [num_rows]
+    int64_t* op_ns;           // [num_ops], added to; null: not measured
     Register registers[NUM_REGISTERS];
     Activations activations;
     Pool pool;

@@ -1,6 +1,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -189,7 +190,16 @@ void run_op(Threads& threads, const Kernels& kernels, const Step& step, const Op
 } // namespace
 
 void run_step(Threads& threads, const Kernels& kernels, const Step& step) {
-    for (int i = 0; i < step.num_ops; i++) run_op(threads, kernels, step, step.ops[i]);
+    using Clock = std::chrono::steady_clock;
+    for (int i = 0; i < step.num_ops; i++) {
+        if (step.op_ns == nullptr) {
+            run_op(threads, kernels, step, step.ops[i]);
+            continue;
+        }
+        Clock::time_point since = Clock::now();
+        run_op(threads, kernels, step, step.ops[i]);
+        step.op_ns[i] += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - since).count();
+    }
 }
 
 } // namespace chatkv
