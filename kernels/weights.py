@@ -64,8 +64,8 @@ class Int4Weight:
 class TiledWeight:
     """An int4 or int8 matrix in the order that native kernels read it: tiles of 16 rows by 32 columns.
 
-    `format`: a key of TILE_BYTES. `tiles`: [ceil(num_rows / 16), num_groups, TILE_BYTES[format]] uint8, contiguous, rows
-    past `num_rows` zero. What a tile's bytes mean: `tile_layout`, which converts exactly both ways.
+    `format`: a key of TILE_BYTES. `tiles`: [ceil(num_rows / 16), num_groups, TILE_BYTES[format]] uint8, contiguous;
+    rows past `num_rows` are zero. What a tile's bytes mean: `tile_layout`, which converts exactly both ways.
     """
 
     format: str
