@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.running_service import ROOT, RunningService
 
 from . import resume_after, resume_engine, store
 from .draft import measure_draft
+from .page_cache import drop_page_cache
 from .report import Report, median
 from .text import prompt_of, words
 
@@ -27,18 +27,6 @@ LENGTHS = {1000: 3, 4000: 3, 7800: 1}
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
-
-
-def drop_page_cache(folder: Path) -> None:
-    """What lies below `folder` must be read from the disk again."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
 
 
 def prompts() -> dict[int, list[list[dict[str, str]]]]:
