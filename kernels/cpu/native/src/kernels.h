@@ -43,7 +43,7 @@ struct Kernels {
     void (*attend_chunk)(
         const Step& step, const Op& op, const Span& span, int kv_head, int row_begin, int row_end, Scratch& scratch);
     // One key tile for rows of a span (query heads of one KV head) into `part`: [rows][group] x { maximum, sum,
-    // o[head_dim], padded to part_floats }. A tile without a visible key gives maximum -inf.
+    // unused up to TILE, o[head_dim] }. A tile without a visible key gives maximum -inf.
     void (*attend_part)(
         const Step& step, const Op& op, const Span& span, int kv_head, int row_begin, int row_end, int key_tile,
         float* part, Scratch& scratch);
