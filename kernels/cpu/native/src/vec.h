@@ -21,18 +21,13 @@
 #define CHATKV_NS_END } }
 #define CHATKV_INLINE static inline __attribute__((always_inline))
 
-// What the compiler may use decides; each variant's flags are set to match its name.
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-#define CHATKV_AVX512 1
+#if defined(CHATKV_AVX512)
 #include "vec_avx512.h"
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define CHATKV_AVX2 1
+#elif defined(CHATKV_AVX2)
 #include "vec_avx2.h"
-#elif defined(__ARM_NEON) && defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
-#define CHATKV_NEON 1
+#elif defined(CHATKV_NEON)
 #include "vec_neon.h"
 #else
-#define CHATKV_SCALAR 1
 #include "vec_scalar.h"
 #endif
 

@@ -1,0 +1,119 @@
+// Quantised activations times a quantised matrix.
+//
+// For one row the weights are read once, at the speed of memory. For many rows, a block of MAX_ROWS rows and MAX_TILES
+// tiles has all its sums in registers, and each piece of a tile that is unpacked serves all rows of the block.
+// However rows and tiles are cut, an output is the same sequence of roundings: exact dot products of the groups, added
+// in order of the groups.
+#include "dots.h"
+#include "variant.h"
+
+CHATKV_NS_BEGIN
+
+namespace {
+
+constexpr int PREFETCH_BYTES = 4096; // ahead of the tile in work
+
+// The outputs of one row and one tile.
+void finish_outputs(const Matrix& matrix, int row, int tile, vf16 sum, const Register& target, bool adds) {
+    const int first = tile * TILE, count = matrix.num_rows - first;
+    float* to = target.data + row * target.stride + matrix.first_output + first;
+    if (count >= TILE) {
+        const vf16 y = matrix.bias ? sum + load(matrix.bias + first) : sum;
+        store(to, adds ? load(to) + y : y);
+        return;
+    }
+    float lanes[TILE];
+    store(lanes, sum);
+    for (int i = 0; i < count; i++) {
+        const float y = matrix.bias ? lanes[i] + matrix.bias[first + i] : lanes[i];
+        to[i] = adds ? to[i] + y : y;
+    }
+}
+
+template <int format, int rows, int tiles>
+void linear_block(
+    const Matrix& matrix, const Activations& from, int row, int tile, const Register& target, bool adds) {
+    constexpr int tile_bytes = TILE_BYTES[format];
+    const int64_t num_columns = matrix.num_columns, num_groups = num_columns / GROUP;
+    const int64_t tile_stride = num_groups * tile_bytes;
+    const uint8_t* weights = matrix.tiles + tile * tile_stride;
+    const int8_t* quanta = from.quanta + row * num_columns;
+    const float *scales = from.scales + row * num_groups, *offsets = from.offsets + row * num_groups;
+    const int32_t* sums = from.sums + row * num_groups;
+    vf16 acc[tiles][rows];
+    for (int t = 0; t < tiles; t++)
+        for (int m = 0; m < rows; m++) acc[t][m] = zero();
+    for (int64_t g = 0; g < num_groups; g++) {
+        if (rows == 1)
+            for (int t = 0; t < tiles; t++)
+                for (int i = 0; i < tile_bytes; i += 64)
+                    __builtin_prefetch(weights + t * tile_stride + PREFETCH_BYTES + i);
+        vi16 dots[tiles][rows];
+        dots_of_group<format>(weights, tile_stride, quanta, num_columns, sums + g, num_groups, dots);
+        for (int t = 0; t < tiles; t++) {
+            const vf16 scale = load_half(weights + t * tile_stride);
+            for (int m = 0; m < rows; m++)
+                acc[t][m] = fma(scale, to_float(dots[t][m]) * splat(scales[m * num_groups + g]), acc[t][m]);
+            if (format != INT4_AFFINE) continue;
+            const vf16 minimum = load_half(weights + t * tile_stride + 32);
+            for (int m = 0; m < rows; m++)
+                acc[t][m] = fma(minimum, splat(offsets[m * num_groups + g]), acc[t][m]);
+        }
+        weights += tile_bytes;
+        quanta += GROUP;
+    }
+    for (int t = 0; t < tiles; t++)
+        for (int m = 0; m < rows; m++) finish_outputs(matrix, row + m, tile + t, acc[t][m], target, adds);
+}
+
+// A block of `num_rows` rows, 1 .. rows.
+template <int format, int tiles, int rows = MAX_ROWS>
+void linear_block_of(
+    int num_rows, const Matrix& matrix, const Activations& from, int row, int tile, const Register& target,
+    bool adds) {
+    if constexpr (rows > 1) {
+        if (num_rows < rows) {
+            linear_block_of<format, tiles, rows - 1>(num_rows, matrix, from, row, tile, target, adds);
+            return;
+        }
+    }
+    linear_block<format, rows, tiles>(matrix, from, row, tile, target, adds);
+}
+
+template <int format>
+void linear_of(
+    const Matrix& matrix, const Activations& from, int row_begin, int row_end, int tile_begin, int tile_end,
+    const Register& target, bool adds) {
+    const int num_rows = row_end - row_begin, num_blocks = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (int tile = tile_begin; tile < tile_end;) {
+        const int num_tiles = tile_end - tile < MAX_TILES ? 1 : MAX_TILES;
+        for (int block = 0; block < num_blocks; block++) { // of nearly equal sizes
+            const int row = row_begin + num_rows * block / num_blocks;
+            const int next_row = row_begin + num_rows * (block + 1) / num_blocks;
+            if (num_tiles == 1)
+                linear_block_of<format, 1>(next_row - row, matrix, from, row, tile, target, adds);
+            else
+                linear_block_of<format, MAX_TILES>(next_row - row, matrix, from, row, tile, target, adds);
+        }
+        tile += num_tiles;
+    }
+}
+
+} // namespace
+
+void linear(
+    const Matrix& matrix, const Activations& from, int row_begin, int row_end, int tile_begin, int tile_end,
+    const Register& target, bool adds) {
+    switch (matrix.format) {
+    case INT4_AFFINE:
+        linear_of<INT4_AFFINE>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
+        break;
+    case INT4:
+        linear_of<INT4>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
+        break;
+    default:
+        linear_of<INT8>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
+    }
+}
+
+CHATKV_NS_END
