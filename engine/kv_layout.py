@@ -7,12 +7,12 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from chatkv.kernels.kv_blocks import LARGEST_QUANTUM, KVBlocks
+from chatkv.kernels.kv_blocks import LARGEST_QUANTUM, KeyOrder, KVBlocks
 
 from .config import BLOCK_SIZE
 from .models.config import ModelConfig
@@ -24,7 +24,6 @@ LAYOUT = ("layer", "k_or_v", "kv_head", "position", "dimension")
 LAYOUT_BY_DIMENSION = {"keys": (*LAYOUT[:3], "dimension", "position"), "values": LAYOUT}
 """The same where K is turned: a query meets all positions of a block at once, in the lanes of a vector."""
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
-KeyOrder: TypeAlias = Literal["position", "dimension"]
 SCALE_DTYPE = torch.float32
 """float16 would save 2 % of an int8 image, and is as accurate for the default model (measured); but rows of numbers
 below 0.008 would lose precision, and those above 8e6 would be infinite. In float32 every row keeps its 8 bits."""
@@ -41,7 +40,6 @@ class KVLayout:
     kv_dtype: str = "fp32"
     """A key of TORCH_DTYPES."""
     keys_by: KeyOrder = "position"
-    """What comes first in the keys of one head: numbers of a position lie together, or those of a dimension."""
 
     @classmethod
     def of(cls, config: ModelConfig, kv_dtype: str, keys_by: KeyOrder) -> KVLayout:

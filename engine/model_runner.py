@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from chatkv.kernels.executor import StepResult, StepRows
 from chatkv.kernels.reference_attention import SequenceSpan
 
 from .batch import Batch, BatchResult, SampleSpec, ScheduledSequence, SequenceResult
@@ -32,7 +36,7 @@ class ModelRunner:
 
     def __init__(self, model: Decoder, num_blocks: int, sampler: TokenSampler, eos_ids: frozenset[int] = frozenset()):
         self.model = model
-        self.pool = model.layout.new_pool(num_blocks, model.backend.device)
+        self.pool = model.layout.new_pool(num_blocks, model.device)
         """uint8 [num_blocks, block_bytes]"""
         self.images = PoolImages(self.pool)
         """The same blocks as bytes, for lower tiers."""
@@ -42,28 +46,26 @@ class ModelRunner:
 
     def execute(self, batch: Batch) -> BatchResult:
         """One step. A sequence with non-finite numbers gets an error; the others are unharmed."""
+        self._copy_blocks(batch)
         if not batch.sequences:
-            self._copy_blocks(batch)
             return BatchResult()
-        hidden = self._forward(batch)
-        is_row_finite = hidden.isfinite().all(-1)
-        lengths = [len(sequence.token_ids) for sequence in batch.sequences]
-        is_finite = [bool(rows.all()) for rows in is_row_finite.split(lengths)]
-        sampled = self._sample(batch, hidden, is_finite)
-        return BatchResult(tuple(sampled))
+        last_rows = list(accumulate((len(sequence.token_ids) for sequence in batch.sequences), initial=-1))[1:]
+        selected = [row for sequence, row in zip(batch.sequences, last_rows, strict=True) if sequence.samples]
+        logits, is_row_finite = self._run(batch, selected)
+        are_finite = _are_finite(batch, last_rows, is_row_finite)
+        return BatchResult(tuple(self._sample(batch, logits, are_finite)))
 
     def all_logits(self, batch: Batch) -> Tensor:
         """Run the batch without sampling -> float32 [num_tokens, vocab_size], a row for every token (for tests)."""
-        return self.model.logits(self._forward(batch))
+        self._copy_blocks(batch)
+        return self._run(batch, range(batch.num_tokens)).logits.clone()
 
     @torch.inference_mode()
     def _copy_blocks(self, batch: Batch) -> None:
         for source, destination in batch.block_copies:
             self.pool[destination].copy_(self.pool[source])
 
-    @torch.inference_mode()
-    def _forward(self, batch: Batch) -> Tensor:
-        self._copy_blocks(batch)
+    def _run(self, batch: Batch, selected: Sequence[int]) -> StepResult:
         slots = [slot for sequence in batch.sequences for slot in sequence.slot_mapping]
         # A block begins empty: what it held before must not reach the slots behind a sequence's end, where a
         # number that is not finite would spread through 0 * NaN.
@@ -71,40 +73,44 @@ class ModelRunner:
             if slot >= 0 and slot % BLOCK_SIZE == 0:
                 self.pool[slot // BLOCK_SIZE].zero_()
         token_ids = [token for sequence in batch.sequences for token in sequence.token_ids]
-        positions = [position for sequence in batch.sequences for position in _positions(sequence)]
         spans = [SequenceSpan(len(s.token_ids), s.start_position, s.block_table) for s in batch.sequences]
-        ids, places, where = (torch.tensor(numbers, dtype=torch.int64) for numbers in (token_ids, positions, slots))
-        return self.model.forward(ids, places, where, spans, self._kv)
+        return self.model.run(StepRows(token_ids, slots, spans, selected), self._kv)
 
-    @torch.inference_mode()
-    def _sample(self, batch: Batch, hidden: Tensor, is_finite: Sequence[bool]) -> list[SequenceResult]:
-        """The head runs for last rows that are sampled only; several specs may share a row."""
-        last_rows: list[int] = []
-        end = 0
-        for sequence, ok in zip(batch.sequences, is_finite, strict=True):
-            end += len(sequence.token_ids)
-            if ok and sequence.samples:
-                last_rows.append(end - 1)
-        logits = (
-            self.model.logits(hidden[last_rows]) if last_rows else hidden.new_empty(0, self.model.config.vocab_size)
-        )
-        is_row_finite = iter(zip(logits, logits.isfinite().all(-1).tolist(), strict=True))
+    def _sample(self, batch: Batch, logits: Tensor, are_finite: Sequence[bool]) -> list[SequenceResult]:
+        """logits: a row for each sequence that is sampled; several specs may share it."""
+        are_logits_finite = iter(_are_rows_finite(logits))
         kept: list[bool] = []
-        rows: list[Tensor] = []
+        rows: list[int] = []
         specs: list[SampleSpec] = []
-        for sequence, ok in zip(batch.sequences, is_finite, strict=True):
-            if ok and sequence.samples:
-                row, ok = next(is_row_finite)
+        row = 0
+        for sequence, ok in zip(batch.sequences, are_finite, strict=True):
+            if sequence.samples:
+                ok &= next(are_logits_finite)
                 if ok:
                     rows += [row] * len(sequence.samples)
                     specs += sequence.samples
+                row += 1
             kept.append(ok)
-        drawn = iter(self._sampler.sample(torch.stack(rows), specs, self._eos_ids) if specs else ())
+        chosen = logits if rows == list(range(len(logits))) else logits[rows]
+        drawn = iter(self._sampler.sample(chosen, specs, self._eos_ids) if specs else ())
         return [_result(sequence, ok, drawn) for sequence, ok in zip(batch.sequences, kept, strict=True)]
 
 
-def _positions(sequence: ScheduledSequence) -> range:
-    return range(sequence.start_position, sequence.start_position + len(sequence.token_ids))
+def _are_finite(batch: Batch, last_rows: Sequence[int], is_row_finite: NDArray[np.bool_]) -> list[bool]:
+    """Per sequence."""
+    if is_row_finite.all():
+        return [True] * len(last_rows)
+    lengths = [len(sequence.token_ids) for sequence in batch.sequences]
+    return [bool(is_row_finite[last + 1 - n : last + 1].all()) for n, last in zip(lengths, last_rows, strict=True)]
+
+
+def _are_rows_finite(logits: Tensor) -> list[bool]:
+    """Of float32 [n, vocab_size]. NaN and infinities are among the largest or the smallest."""
+    if not len(logits):
+        return []
+    numbers = logits.cpu().numpy()
+    is_finite = np.isfinite(numbers.max(axis=-1)) & np.isfinite(numbers.min(axis=-1))
+    return [bool(ok) for ok in is_finite]
 
 
 def _result(

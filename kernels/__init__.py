@@ -6,13 +6,20 @@ Backends know tensors only.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
 
 from .backend import Backend
 from .cpu import CpuBackend
+from .cpu.native.model import native_executor
+from .executor import Executor, OnProgress
 from .kv_blocks import KVBlocks
+from .op_by_op import OpByOp
+from .program import Program
 
-__all__ = ["OPERATIONS", "Backend", "KVBlocks", "Operation", "backend_for"]
+__all__ = ["OPERATIONS", "Backend", "Executor", "KVBlocks", "KernelChoice", "Operation", "backend_for", "executor_for"]
 
 
 class Operation(NamedTuple):
@@ -33,6 +40,30 @@ OPERATIONS = (
     Operation("head", "float32 [samples, hidden_size], norm weight, eps, weight [vocab_size, hidden_size]", "logits"),
     Operation("sample", "logits float32 [samples, vocab_size], one specification a row", "token ids"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """On what a model runs."""
+
+    device: str = "cpu"
+    cpu_kernels: Literal["auto", "torch"] = "auto"
+    """"auto": native ones where they can be had and suit the model."""
+    num_threads: int = 0
+    """Of the native kernels; 0: as many as torch uses."""
+
+
+def executor_for(choice: KernelChoice, program: Program, on_progress: OnProgress | None = None) -> Executor:
+    """What runs `program`. Raises ValueError for a device that has no kernels."""
+    backend = backend_for(choice.device)
+    if choice.cpu_kernels == "torch":
+        reason = 'as cpu_kernels = "torch" asks'
+    else:
+        executor = native_executor(program, choice.num_threads or torch.get_num_threads())
+        if not isinstance(executor, str):
+            return executor
+        reason = executor
+    return OpByOp(program, backend, f"torch ({reason})", on_progress)
 
 
 def backend_for(device: str) -> Backend:

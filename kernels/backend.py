@@ -30,6 +30,11 @@ class Backend(Protocol):
         """How K and V can lie in the pool: names that `engine.kv_layout` knows, this backend's default first."""
         ...
 
+    @property
+    def bytes_per_weight(self) -> int:
+        """Of a prepared matrix."""
+        ...
+
     def numerics(self) -> dict[str, str | int]:
         """What decides bits beyond the model itself; part of the cache fingerprint. Valid once `seal` has run."""
         ...

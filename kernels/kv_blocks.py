@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 
 LARGEST_QUANTUM = 127
 """int8 K and V are symmetric: -128 is not used."""
+
+KeyOrder: TypeAlias = Literal["position", "dimension"]
+"""What comes first in the keys of one head in a block: numbers of a position lie together, or those of a dimension."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class CpuBackend:
 
     device = torch.device("cpu")
     kv_dtypes = ("fp32", "int8")
+    bytes_per_weight = 4
 
     def __init__(self) -> None:
         self._linears = LinearPath()

@@ -6,9 +6,10 @@ import pytest
 import torch
 from tiny import BASE, random_tensors
 
-from chatkv.engine.kv_layout import KeyOrder, KVLayout
+from chatkv.engine.kv_layout import KVLayout
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.planner import PoolTooSmallError, cpu_weight_bytes, machine_memory_bytes, plan_pool
+from chatkv.kernels.kv_blocks import KeyOrder
 
 GIB = 1 << 30
 DEFAULT = KVLayout(30, 3, 64)

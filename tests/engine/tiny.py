@@ -16,7 +16,7 @@ from chatkv.engine.models.decoder import Decoder, WeightFacts
 from chatkv.engine.models.names import tensor_shapes
 from chatkv.engine.quant.formats import PackedTensor
 from chatkv.engine.request import SamplingParams, TokenLogprob
-from chatkv.kernels import backend_for
+from chatkv.kernels import KernelChoice
 from chatkv.kernels.weights import FpWeight
 
 BASE: dict[str, Any] = {
@@ -58,10 +58,11 @@ def packed(tensor: Tensor) -> PackedTensor:
 def decoder_of(
     hf_config: dict[str, Any], tensors: dict[str, Tensor] | None = None, *, kv_dtype: str = "auto"
 ) -> Decoder:
+    """On the torch path: its weights are floats."""
     config = ModelConfig.from_hf(hf_config)
     tensors = random_tensors(config) if tensors is None else tensors
     facts = WeightFacts("0" * 64, "fp32")
-    return Decoder(config, lambda name: packed(tensors[name]), facts, backend_for("cpu"), kv_dtype=kv_dtype)
+    return Decoder(config, lambda name: packed(tensors[name]), facts, KernelChoice(), kv_dtype=kv_dtype)
 
 
 def runner_of(model: Decoder, num_blocks: int = 160) -> ModelRunner:

@@ -16,7 +16,7 @@ from chatkv.kernels.weights import Int4Weight, Int8Weight
 
 
 def test_epoch_and_tile_are_those_of_the_golden_numbers() -> None:
-    assert (NUMERICS_EPOCH, KEY_TILE) == (1, 256)
+    assert (NUMERICS_EPOCH, KEY_TILE) == (2, 256)
 
 
 def test_weights_and_products() -> None:

@@ -112,7 +112,7 @@ def test_a_changed_kv_dtype(folder: Path) -> None:
     ("constant", "value"),
     [
         ("engine.models.decoder.FORMAT_VERSION", 2),
-        ("engine.models.decoder.NUMERICS_EPOCH", 2),
+        ("engine.models.decoder.NUMERICS_EPOCH", 99),
         ("engine.models.decoder.BLOCK_SIZE", 32),
         ("engine.kv_layout.LAYOUT", ("k_or_v", "layer", "kv_head", "position", "dimension")),
         ("engine.kv_layout.IMAGE_ALIGNMENT", 1 << 16),
