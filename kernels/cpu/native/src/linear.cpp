@@ -86,7 +86,8 @@ void linear_of(
     const Register& target, bool adds) {
     const int num_rows = row_end - row_begin, num_blocks = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
     for (int tile = tile_begin; tile < tile_end;) {
-        const int num_tiles = tile_end - tile < MAX_TILES ? 1 : MAX_TILES;
+        // One row is bound by memory, which is fastest in one stream.
+        const int num_tiles = num_rows == 1 || tile_end - tile < MAX_TILES ? 1 : MAX_TILES;
         for (int block = 0; block < num_blocks; block++) { // of nearly equal sizes
             const int row = row_begin + num_rows * block / num_blocks;
             const int next_row = row_begin + num_rows * (block + 1) / num_blocks;
