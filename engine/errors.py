@@ -13,6 +13,10 @@ class BrokenModelError(EngineError):
     """A weight or tokenizer file is damaged, incomplete or not what its name says."""
 
 
+class ModelStorageError(EngineError):
+    """A model's files must be rewritten, and the disk does not let us: no space, no permission."""
+
+
 class TemplateError(EngineError):
     """The model's chat template refused these messages."""
 

@@ -89,6 +89,16 @@ def untiled_rows(weight: TiledWeight, rows: Tensor) -> Int4Weight | Int8Weight:
     )
 
 
+def has_zero_padding(weight: TiledWeight) -> bool:
+    """Whether all rows past `num_rows` are zero, as `tile` leaves them."""
+    num_rows = weight.num_rows % TILE_ROWS
+    if not num_rows:
+        return True
+    last = untile(TiledWeight(weight.format, weight.tiles[-1:], TILE_ROWS))
+    parts = (last.quanta, last.scales, last.minimums if isinstance(last, Int4Weight) else None)
+    return not any(bool(part[num_rows:].view(torch.uint8).any()) for part in parts if part is not None)
+
+
 def tile_format(weight: Int4Weight | Int8Weight) -> str:
     """The key of TILE_BYTES."""
     if isinstance(weight, Int8Weight):

@@ -10,7 +10,7 @@ import torch
 from gguf import GGUFReader, ReaderTensor
 from torch import Tensor
 
-from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, select_rows
+from chatkv.kernels.weights import select_rows
 
 from ..errors import BrokenModelError, UnsupportedModelError
 from ..quant.formats import PackedTensor, is_finite, shape_of
@@ -78,9 +78,7 @@ class GgufSource:
         if self._arch not in PERMUTED or projection is None:
             return tensor
         rows = halves_from_pairs(heads[projection], shape_of(tensor)[0])
-        if isinstance(tensor, (FpWeight, Int4Weight, Int8Weight)):
-            return select_rows(tensor, rows)
-        return tensor.index_select(0, rows)
+        return tensor.index_select(0, rows) if isinstance(tensor, Tensor) else select_rows(tensor, rows)
 
 
 def halves_from_pairs(num_heads: int, num_rows: int) -> Tensor:

@@ -9,23 +9,25 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chatkv.kernels import backend_for
+from chatkv.kernels import KernelChoice
 
 from ..errors import BrokenModelError
-from ..quant.formats import PackedTensor, format_of, parts_of, shape_of, tensor_from_parts, tensor_names
+from ..quant.formats import format_of, shape_of
 from .config import ModelConfig
+from .conversion import changed_since_import, convert_weights
 from .decoder import AUTO, Decoder, WeightFacts
+from .manifest import WEIGHTS_FILE, has_unchanged_weights, lacks_weights_record, record_weights
 from .names import tensor_shapes
 from .source import WeightSource, read_config
-from .weights_file import FORMAT, PADDING, WeightsWriter, content_hash, opened_weights
+from .weights_file import FORMAT, FORMAT_1, MappedWeights, WeightsWriter, content_hash, map_weights
 
-WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-MANIFEST_FILE = "chatkv.json"
+_SHARE_OF_CONVERSION = 0.5
+"""Of a first load that rewrites the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,12 @@ def write_weights(
     formats: Counter[str] = Counter()
     done_bytes = 0
     with (dest_dir / WEIGHTS_FILE).open("wb") as file:
-        writer = WeightsWriter(file, max_parts=3 * len(shapes))
+        writer = WeightsWriter(file, max_tensors=len(shapes))
         for name, tensor in source.tensors():
             if shape_of(tensor) != shapes[name]:
                 raise BrokenModelError(f"Tensor {name} has shape {shape_of(tensor)}, expected {shapes[name]}.")
             formats[format_of(tensor)] += math.prod(shapes[name])
-            for part_name, part in parts_of(name, tensor).items():
-                done_bytes += writer.write(part_name, part)
+            done_bytes += writer.write(name, tensor)
             if on_progress:
                 on_progress(done_bytes, source.total_bytes)
         weight_format = formats.most_common(1)[0][0]
@@ -67,46 +68,42 @@ def write_weights(
 
 def load_model(
     native_dir: Path,
-    device: str = "cpu",
+    choice: KernelChoice | None = None,
     on_progress: Callable[[float], None] | None = None,
     *,
     kv_dtype: str = AUTO,
 ) -> Decoder:
-    """Map an imported model and lay its weights out for `device`. `on_progress` gets 0 .. 1.
+    """Map an imported model and prepare it for the kernels of `choice`. `on_progress` gets 0 .. 1.
 
-    kv_dtype: "auto" (on the CPU fp32), or "int8" for nearly four times the context in the same memory and on disk.
-    Raises BrokenModelError when the directory is damaged or was changed after import.
+    kv_dtype: "auto" (what the kernels prefer: native ones fp16, torch fp32), or "int8" for less memory and disk.
+    Weights that an earlier version of chatkv imported are rewritten first. Raises BrokenModelError when the directory
+    is damaged or was changed after import, ModelStorageError when that rewriting has no room.
     """
     config = ModelConfig.from_hf(read_config(native_dir))
+    shapes = tensor_shapes(config)
+    weights, report = _mapped(native_dir, shapes, on_progress or (lambda share: None))
+    if not has_unchanged_weights(native_dir):
+        if content_hash(weights, shapes) != weights.content_sha256:
+            raise changed_since_import(native_dir)
+        if lacks_weights_record(native_dir):
+            record_weights(native_dir)
+    facts = WeightFacts(weights.content_sha256, weights.weight_format)
+    choice = choice or KernelChoice()
+    return Decoder(config, lambda name: weights.read(name, shapes[name]), facts, choice, report, kv_dtype)
+
+
+def _mapped(
+    native_dir: Path, shapes: Mapping[str, tuple[int, ...]], report: Callable[[float], None]
+) -> tuple[MappedWeights, Callable[[float], None]]:
+    """The weights in the present version's format, and what reports the progress of the rest."""
     file = native_dir / WEIGHTS_FILE
-    with opened_weights(file) as reader:
-        metadata = reader.metadata() or {}
-        if metadata.get("format") != FORMAT:
-            raise BrokenModelError(f"{file} was not written by this version of chatkv. Pull the model again.")
-        if not _is_unchanged(native_dir) and content_hash(file) != metadata["content_sha256"]:
-            raise BrokenModelError(f"{file} has changed since it was imported: it is damaged. Pull the model again.")
-        names = {name for name in reader.keys() if not name.startswith(PADDING)}  # noqa: SIM118 (not a mapping)
-        shapes = tensor_shapes(config)
-        if tensor_names(names) != shapes.keys():
-            raise BrokenModelError(f"{file} and config.json do not fit together. Pull the model again.")
-
-        def read(name: str) -> PackedTensor:
-            parts = {part: reader.get_tensor(part) for part in names if part == name or part.startswith(f"{name}.")}
-            tensor = tensor_from_parts(name, parts)
-            if shape_of(tensor) != shapes[name]:
-                raise BrokenModelError(f"Tensor {name} has shape {shape_of(tensor)}, expected {shapes[name]}.")
-            return tensor
-
-        facts = WeightFacts(metadata["content_sha256"], metadata["weight_format"])
-        return Decoder(config, read, facts, backend_for(device), on_progress, kv_dtype)
-
-
-def _is_unchanged(native_dir: Path) -> bool:
-    """Whether size and mtime of the weights are those of the import."""
-    try:
-        manifest = json.loads((native_dir / MANIFEST_FILE).read_text(encoding="utf-8"))
-        recorded = manifest["files"][WEIGHTS_FILE]
-        status = (native_dir / WEIGHTS_FILE).stat()
-        return (recorded["size"], recorded["mtime_ns"]) == (status.st_size, status.st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    weights = map_weights(file)
+    if weights.format not in (FORMAT, FORMAT_1):
+        raise BrokenModelError(f"{file} was not written by this version of chatkv. Pull the model again.")
+    if set(weights.tensor_names) != shapes.keys():
+        raise BrokenModelError(f"{file} and config.json do not fit together. Pull the model again.")
+    if weights.format == FORMAT:
+        return weights, report
+    convert_weights(native_dir, shapes, lambda share: report(share * _SHARE_OF_CONVERSION))
+    rest = 1 - _SHARE_OF_CONVERSION
+    return map_weights(file), lambda share: report(_SHARE_OF_CONVERSION + share * rest)

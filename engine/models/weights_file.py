@@ -1,27 +1,35 @@
 """The native weights file: plain safetensors, with the content hash in its metadata.
 
 Every part starts at a multiple of 64 bytes; small tensors named `padding.N` fill the gaps, which the format does not
-allow to be empty. The content hash covers names, types, shapes and bytes of all other tensors.
+allow to be empty. Packed matrices lie as tiles, so that kernels read them where they are mapped. The content hash
+covers names, types, shapes and bytes of what the tensors hold (`formats.logical`), in the file's order: it does not
+depend on how they lie, and files of version 1, which held no tiles, have the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import safetensors
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from ..errors import BrokenModelError, UnsupportedModelError
+from chatkv.kernels.tile_layout import has_zero_padding
+from chatkv.kernels.weights import TiledWeight
 
-FORMAT = "chatkv-weights-1"
+from ..errors import BrokenModelError, UnsupportedModelError
+from ..quant.formats import PackedTensor, logical, parts_of, stored, tensor_from_parts, tensor_name
+
+FORMAT = "chatkv-weights-2"
+FORMAT_1 = "chatkv-weights-1"
 
 _DTYPE_NAMES = {
     torch.float32: "F32",
@@ -30,9 +38,10 @@ _DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.int8: "I8",
 }
-PADDING = "padding."
+_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+_PADDING = "padding."
 ALIGNMENT = 64
-_HEADER_BYTES_PER_PART = 320
+_HEADER_BYTES_PER_TENSOR = 640
 
 
 class WeightsWriter:
@@ -41,23 +50,22 @@ class WeightsWriter:
     The header's place is left free and filled at the end, so that each tensor is read and written once.
     """
 
-    def __init__(self, file: BinaryIO, max_parts: int):
+    def __init__(self, file: BinaryIO, max_tensors: int):
         self._file = file
         self._header: dict[str, Any] = {}
         self._digest = hashlib.sha256()
         self._position = 0
-        self._header_bytes = -(-_HEADER_BYTES_PER_PART * (max_parts + 4) // ALIGNMENT) * ALIGNMENT - 8
+        self._header_bytes = -(-_HEADER_BYTES_PER_TENSOR * (max_tensors + 4) // ALIGNMENT) * ALIGNMENT - 8
         file.seek(8 + self._header_bytes)
 
-    def write(self, name: str, part: Tensor) -> int:
-        """Append one tensor; returns its size in bytes."""
-        gap = -self._position % ALIGNMENT
-        if gap:
-            self._append(f"{PADDING}{len(self._header)}", "U8", [gap], bytes(gap))
-        data = _bytes(part)
-        self._append(name, _DTYPE_NAMES[part.dtype], list(part.shape), data)
-        _digest_part(self._digest, name, part, data)
-        return len(data)
+    def write(self, name: str, tensor: PackedTensor) -> int:
+        """Append one tensor; returns the size of what it holds, in bytes."""
+        for part_name, part in parts_of(name, stored(tensor)).items():
+            gap = -self._position % ALIGNMENT
+            if gap:
+                self._append(f"{_PADDING}{len(self._header)}", "U8", [gap], bytes(gap))
+            self._append(part_name, _DTYPE_NAMES[part.dtype], list(part.shape), _bytes(part))
+        return _digest_tensor(self._digest, name, tensor)
 
     def finish(self, weight_format: str) -> str:
         """Write the header, sync, and return the content hash."""
@@ -79,32 +87,79 @@ class WeightsWriter:
         self._position = end
 
 
-def content_hash(weights_file: Path) -> str:
-    """The hash made at import, computed again from the tensors in the file."""
-    digest = hashlib.sha256()
-    with weights_file.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    names = [name for name in header if name != "__metadata__" and not name.startswith(PADDING)]
-    with opened_weights(weights_file) as reader:
-        for name in sorted(names, key=lambda name: header[name]["data_offsets"]):
-            part = reader.get_tensor(name)
-            _digest_part(digest, name, part, _bytes(part))
-    return digest.hexdigest()
+@dataclass(frozen=True)
+class MappedWeights:
+    """A weights file in memory as the kernel maps it: pages are read when they are touched, shared with every process
+    that maps the file, and dropped when memory is short. Read-only: writing to a tensor would end the process.
+    """
+
+    format: str
+    content_sha256: str
+    """As its writer said."""
+    weight_format: str
+    parts: Mapping[str, Tensor]
+    """In the file's order. They keep the mapping alive."""
+
+    @property
+    def tensor_names(self) -> list[str]:
+        """In the file's order."""
+        return list(dict.fromkeys(map(tensor_name, self.parts)))
+
+    def read(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
+        """One tensor, in place. Raises BrokenModelError when a part is missing or the shape is another."""
+        return tensor_from_parts(name, self.parts, shape)
 
 
-@contextmanager
-def opened_weights(file: Path) -> Iterator[Any]:
+def map_weights(file: Path) -> MappedWeights:
+    """Map a weights file of any version. Raises BrokenModelError when it is missing or damaged."""
     try:
-        with safe_open(file, framework="pt") as reader:
-            yield reader
-    except (safetensors.SafetensorError, OSError) as error:
+        with file.open("rb") as opened:
+            mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        data_start = 8 + int.from_bytes(mapping[:8], "little")
+        header = json.loads(mapping[8:data_start])
+        metadata = header.pop("__metadata__")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            data = torch.frombuffer(mapping, dtype=torch.uint8)[data_start:]
+        parts = {name: _part(name, entry, data) for name, entry in header.items() if not name.startswith(_PADDING)}
+        return MappedWeights(metadata["format"], metadata["content_sha256"], metadata["weight_format"], parts)
+    # A damaged header surfaces as whatever reading it trips over.
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise BrokenModelError(f"{file} is damaged or missing: {error}. Pull the model again.") from None
 
 
-def _digest_part(digest: hashlib._Hash, name: str, part: Tensor, data: memoryview) -> None:
-    frame = json.dumps([name, _DTYPE_NAMES[part.dtype], list(part.shape)])
-    digest.update(len(frame).to_bytes(4, "little") + frame.encode())
-    digest.update(data)
+def content_hash(weights: MappedWeights, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The hash made at import, computed again from the tensors in the file.
+
+    Raises BrokenModelError when there is something in tiles where there is no row: no content, but no import either.
+    """
+    digest = hashlib.sha256()
+    for name in weights.tensor_names:
+        tensor = weights.read(name, shapes[name])
+        if isinstance(tensor, TiledWeight) and not has_zero_padding(tensor):
+            raise BrokenModelError(f"Tensor {name} has changed since it was imported: it is damaged. Pull it again.")
+        _digest_tensor(digest, name, tensor)
+    return digest.hexdigest()
+
+
+def _part(name: str, entry: dict[str, Any], data: Tensor) -> Tensor:
+    dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not (0 <= begin <= end <= len(data) and end - begin == num_bytes and all(n >= 0 for n in shape)):
+        raise ValueError(f"{name} does not lie within the file")
+    if data[begin:].data_ptr() % ALIGNMENT:
+        raise ValueError(f"{name} is not aligned")
+    return data[begin:end].view(dtype).view(shape)
+
+
+def _digest_tensor(digest: hashlib._Hash, name: str, tensor: PackedTensor) -> int:
+    num_bytes = 0
+    for part_name, part in parts_of(name, logical(tensor)).items():
+        frame = json.dumps([part_name, _DTYPE_NAMES[part.dtype], list(part.shape)])
+        digest.update(len(frame).to_bytes(4, "little") + frame.encode())
+        digest.update(_bytes(part))
+        num_bytes += part.nbytes
+    return num_bytes
 
 
 def _bytes(part: Tensor) -> memoryview:

@@ -1,18 +1,21 @@
 """How a packed tensor is named and split in a safetensors file, and put together again.
 
-A matrix `x.weight` in float formats is one tensor of that name. int8 is `x.weight.q8` and `x.weight.scales`; int4 is
-`x.weight.q4`, `x.weight.scales` and, where it has minimums, `x.weight.minimums` (layouts: `kernels.weights`).
+A matrix `x.weight` in float formats is one tensor of that name. A packed one is stored as tiles: `x.weight.t8` (int8),
+`x.weight.t4` (int4) or `x.weight.t4a` (int4 with minimums). What it holds, in files of version 1 and for content
+hashes, is int8 `x.weight.q8` and `x.weight.scales`, or int4 `x.weight.q4`, `x.weight.scales` and, where it has
+minimums, `x.weight.minimums` (layouts: `kernels.weights`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight
+from chatkv.kernels.tile_layout import tile, tiles_shape, untile
+from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
 
 from ..errors import BrokenModelError
 
@@ -20,7 +23,8 @@ PackedTensor: TypeAlias = Weight | Tensor
 """A matrix in some format, or a plain vector (norm weights, biases)."""
 
 FP_FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-PART_SUFFIXES = (".q8", ".q4", ".scales", ".minimums")
+TILE_SUFFIXES = {"int8": ".t8", "int4": ".t4", "int4-affine": ".t4a"}
+PART_SUFFIXES = (".q8", ".q4", ".scales", ".minimums", *TILE_SUFFIXES.values())
 
 
 def format_of(tensor: PackedTensor) -> str:
@@ -31,6 +35,8 @@ def format_of(tensor: PackedTensor) -> str:
             return "int4-g32"
         case Int4Weight():
             return "int4-affine-g32"
+        case TiledWeight(name):
+            return f"{name}-g32"
         case FpWeight(values):
             return FP_FORMATS[values.dtype]
     return FP_FORMATS[tensor.dtype]
@@ -38,6 +44,16 @@ def format_of(tensor: PackedTensor) -> str:
 
 def shape_of(tensor: PackedTensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
+
+
+def stored(tensor: PackedTensor) -> PackedTensor:
+    """In the form that files hold and native kernels read: packed matrices as tiles."""
+    return tile(tensor) if isinstance(tensor, (Int8Weight, Int4Weight)) else tensor
+
+
+def logical(tensor: PackedTensor) -> PackedTensor:
+    """What the tensor holds, without the order that it lies in: the same for equal numbers in equal formats."""
+    return untile(tensor) if isinstance(tensor, TiledWeight) else tensor
 
 
 def parts_of(name: str, tensor: PackedTensor) -> dict[str, Tensor]:
@@ -50,20 +66,35 @@ def parts_of(name: str, tensor: PackedTensor) -> dict[str, Tensor]:
         case Int4Weight(quanta, scales, minimums):
             parts = {f"{name}.q4": quanta, f"{name}.scales": scales}
             return parts if minimums is None else parts | {f"{name}.minimums": minimums}
+        case TiledWeight(format_name, tiles):
+            return {name + TILE_SUFFIXES[format_name]: tiles}
     return {name: tensor}
 
 
-def tensor_names(part_names: Iterable[str]) -> set[str]:
-    """The tensors that these parts belong to."""
-    return {next((n.removesuffix(s) for s in PART_SUFFIXES if n.endswith(s)), n) for n in part_names}
+def tensor_name(part_name: str) -> str:
+    """The tensor that this part belongs to."""
+    return next((part_name.removesuffix(s) for s in PART_SUFFIXES if part_name.endswith(s)), part_name)
 
 
-def tensor_from_parts(name: str, parts: Mapping[str, Tensor]) -> PackedTensor:
-    """Inverse of `parts_of`. Raises BrokenModelError when a part is missing or has an impossible shape."""
+def tensor_from_parts(name: str, parts: Mapping[str, Tensor], shape: tuple[int, ...]) -> PackedTensor:
+    """Inverse of `parts_of`, for a tensor of this shape: tiles do not tell how many of their rows are padding.
+
+    Raises BrokenModelError when a part is missing or has an impossible shape.
+    """
+    tensor = _from_parts(name, parts, shape[0])
+    if shape_of(tensor) != shape:
+        raise BrokenModelError(f"Tensor {name} has shape {shape_of(tensor)}, expected {shape}.")
+    return tensor
+
+
+def _from_parts(name: str, parts: Mapping[str, Tensor], num_rows: int) -> PackedTensor:
+    if name in parts:
+        plain = parts[name]
+        return FpWeight(plain) if plain.dim() == 2 else plain
+    for format_name, suffix in TILE_SUFFIXES.items():
+        if name + suffix in parts:
+            return _checked_tiles(name, TiledWeight(format_name, parts[name + suffix], num_rows))
     try:
-        if name in parts:
-            plain = parts[name]
-            return FpWeight(plain) if plain.dim() == 2 else plain
         scales = parts[f"{name}.scales"]
         if f"{name}.q8" in parts:
             return _checked(name, Int8Weight(parts[f"{name}.q8"], scales), 32, torch.int8)
@@ -71,6 +102,14 @@ def tensor_from_parts(name: str, parts: Mapping[str, Tensor]) -> PackedTensor:
         return _checked(name, weight, 16, torch.uint8)
     except KeyError as error:
         raise BrokenModelError(f"Tensor part {error} is missing: the model is incomplete. Pull it again.") from None
+
+
+def _checked_tiles(name: str, weight: TiledWeight) -> TiledWeight:
+    tiles = weight.tiles
+    fits = tiles.dim() == 3 and tuple(tiles.shape) == tiles_shape(weight.format, *weight.shape)
+    if not fits or tiles.dtype != torch.uint8:
+        raise _misfit(name)
+    return weight
 
 
 def _checked(
@@ -85,10 +124,15 @@ def _checked(
         and (minimums is None or (minimums.shape == weight.scales.shape and minimums.dtype == torch.float16))
     )
     if not fits:
-        raise BrokenModelError(f"The parts of tensor {name} do not fit together: the model is damaged. Pull it again.")
+        raise _misfit(name)
     return weight
+
+
+def _misfit(name: str) -> BrokenModelError:
+    return BrokenModelError(f"The parts of tensor {name} do not fit together: the model is damaged. Pull it again.")
 
 
 def is_finite(tensor: PackedTensor) -> bool:
     """No infinity or NaN among the numbers (packed: among scales and minimums)."""
-    return all(bool(part.isfinite().all()) for part in parts_of("", tensor).values() if part.is_floating_point())
+    parts = parts_of("", logical(tensor)).values()
+    return all(bool(part.isfinite().all()) for part in parts if part.is_floating_point())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from chatkv.kernels import reference, tile_layout
-from chatkv.kernels.tile_layout import tile, untile
+from chatkv.kernels.tile_layout import has_zero_padding, tile, untile
 from chatkv.kernels.weights import TILE_BYTES, Int4Weight, Int8Weight, TiledWeight, select_rows
 
 FORMATS = ("int8", "int4", "int4-affine")
@@ -92,3 +92,17 @@ def test_tiles_are_dequantised_and_rows_selected_as_before(name: str) -> None:
     rows = torch.tensor([49, 0, 16, 15, 49])
     assert_same(select_rows(tiled, rows), select_rows(weight, rows))  # type: ignore[arg-type]
     assert select_rows(tiled, rows[:0]).shape == (0, 96)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_anything_in_the_padding_is_found(name: str) -> None:
+    tiled = tile(packed(name, 29, 3))
+    assert has_zero_padding(tiled)
+    assert has_zero_padding(tile(packed(name, 32, 3)))
+    for number in (2 * 13, TILE_BYTES[name] - 1, TILE_BYTES[name] - 12):  # a scale, and quanta of two rows
+        damaged = tiled.tiles.clone()
+        damaged[-1, 2, number] = 1
+        assert not has_zero_padding(TiledWeight(name, damaged, 29))
+    damaged = tiled.tiles.clone()
+    damaged[-1, 2, 2 * 12] ^= 1
+    assert has_zero_padding(TiledWeight(name, damaged, 29)), "a row's scale is not padding"

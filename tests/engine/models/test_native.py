@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from gguf_files import write_gguf
-from safetensors import safe_open
 from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
 
 from chatkv.engine.errors import BrokenModelError
 from chatkv.engine.models import native
 from chatkv.engine.models.config import ModelConfig
-from chatkv.engine.models.native import WeightsInfo, content_hash, load_model, write_weights
+from chatkv.engine.models.names import tensor_shapes
+from chatkv.engine.models.native import WeightsInfo, load_model, write_weights
 from chatkv.engine.models.source import open_source
+from chatkv.engine.models.weights_file import MappedWeights, content_hash, map_weights
 from chatkv.kernels.reference import dequantise
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
@@ -54,13 +56,13 @@ def test_a_loaded_model_computes_what_its_source_holds(tmp_path: Path, type_name
     assert info.weight_format == names[type_name]
 
 
-def test_packed_tensors_stay_packed(tmp_path: Path) -> None:
-    folder, info = imported(tmp_path)
-    with safe_open(folder / "model.safetensors", framework="pt") as reader:
-        assert reader.get_tensor("model.layers.0.mlp.down_proj.weight.q4").dtype == torch.uint8
-        assert reader.get_tensor("model.layers.0.mlp.down_proj.weight.minimums").dtype == torch.float16
-        assert reader.metadata()["content_sha256"] == info.content_sha256
-    assert content_hash(folder / "model.safetensors") == info.content_sha256
+def test_packed_matrices_are_stored_as_tiles(tmp_path: Path, type_name: str) -> None:
+    folder, info = imported(tmp_path, type_name)
+    suffixes = {"Q4_0": ".t4", "Q4_1": ".t4a", "Q8_0": ".t8"}
+    weights = map_weights(folder / "model.safetensors")
+    assert "model.layers.0.mlp.down_proj.weight" + suffixes.get(type_name, "") in weights.parts
+    assert weights.content_sha256 == info.content_sha256
+    assert content_hash(weights, tensor_shapes(ModelConfig.from_hf(LLAMA))) == info.content_sha256
 
 
 def test_the_hash_tells_weights_apart_and_nothing_else(tmp_path: Path) -> None:
@@ -103,8 +105,13 @@ def test_the_hash_is_computed_again_only_when_size_or_time_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = imported(tmp_path)
-    hashed: list[Path] = []
-    monkeypatch.setattr(native, "content_hash", lambda file: hashed.append(file) or content_hash(file))
+    hashed: list[MappedWeights] = []
+
+    def counted(weights: MappedWeights, shapes: Mapping[str, tuple[int, ...]]) -> str:
+        hashed.append(weights)
+        return content_hash(weights, shapes)
+
+    monkeypatch.setattr(native, "content_hash", counted)
     write_manifest(folder)
     load_model(folder)
     assert not hashed
