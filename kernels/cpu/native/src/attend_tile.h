@@ -11,6 +11,8 @@ CHATKV_NS_BEGIN
 
 constexpr int TILE_BLOCKS = KEY_TILE / TILE;
 constexpr int MAX_TOGETHER = 6;
+constexpr int BLOCKS_AHEAD = 4;
+constexpr int LINE_BYTES = 64;
 
 // Vectors side by side for which sums of `num_queries` fit in the registers: 32 of 16 lanes, 16 of 8, 32 of 4.
 constexpr int num_vectors(int num_queries) {
@@ -25,19 +27,24 @@ struct Half {
     uint16_t bits;
 };
 
-CHATKV_INLINE vf16 load_numbers(const float* from) { return load(from); }
 CHATKV_INLINE vf16 load_numbers(const Half* from) { return load_half(from); }
 CHATKV_INLINE vf16 load_numbers(const int8_t* from) { return to_float(load_int8(from)); }
 
-// One KV head's part of the blocks of a tile; pointers of blocks that no query sees are not set.
+// One KV head's part of the blocks of a tile. Pointers of blocks that no query sees are not for reading.
 template <class Number> struct KeyTile {
-    const Number* keys[TILE_BLOCKS];   // [head_dim][TILE]
-    const Number* values[TILE_BLOCKS]; // [TILE][head_dim]
+    const Number* images[2 * TILE_BLOCKS + BLOCKS_AHEAD]; // K, V, then K of the next tile
     const float* key_scales[TILE_BLOCKS]; // [TILE]
     const float* value_scales[TILE_BLOCKS];
     bool has_scales;
     int head_dim;
+
+    const Number* const* keys() const { return images; }                 // each [head_dim][TILE]
+    const Number* const* values() const { return images + TILE_BLOCKS; } // each [TILE][head_dim]
 };
+
+// Blocks lie apart in the pool, so the processor's own reading ahead stops at each block's end. While one image is
+// read, the one BLOCKS_AHEAD after it comes, line by line.
+CHATKV_INLINE void fetch(const void* ahead) { __builtin_prefetch(ahead); }
 
 // It sees keys [begin, end) of the tile; begin = end = 0: none.
 struct Query {
@@ -69,13 +76,16 @@ void score_blocks(const KeyTile<Number>& tile, int block, const Query* queries, 
     vf16 sums[R][V];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = zero();
-    const Number* from[V];
-    for (int v = 0; v < V; v++) from[v] = tile.keys[block + v];
+    const Number *from[V], *ahead[V];
+    for (int v = 0; v < V; v++) from[v] = tile.keys()[block + v], ahead[v] = tile.keys()[block + v + BLOCKS_AHEAD];
     const float* numbers[R];
     for (int r = 0; r < R; r++) numbers[r] = queries[r].numbers;
     for (int d = 0; d < head_dim; d++) {
         vf16 keys[V];
         for (int v = 0; v < V; v++) keys[v] = load_numbers(from[v] + d * TILE);
+        // Each line holds two d at least.
+        for (int v = 0; v < V; v++)
+            if (v % 2 == d % 2) fetch(ahead[v] + (d - d % 2) * TILE);
         for (int r = 0; r < R; r++) {
             const vf16 number = splat(numbers[r][d]);
             for (int v = 0; v < V; v++) sums[r][v] = fma(number, keys[v], sums[r][v]);
@@ -112,13 +122,11 @@ template <class Number> void score(const KeyTile<Number>& tile, const Query* que
     }
 }
 
-// Scores of one query to exp(score - maximum), in place; for V with scales, times these.
-template <class Number>
-void weigh(const KeyTile<Number>& tile, const Query& query, float* scores, float& maximum_score, float& sum) {
+// The largest score of a query; its hidden keys get -inf. NaN need not win: it comes through as a weight.
+CHATKV_INLINE float mask_hidden(const Query& query, float* scores) {
     const vf16 nothing = splat(-__builtin_inff());
-    const int begin_block = query.begin / TILE, end_block = (query.end + TILE - 1) / TILE;
-    vf16 maxima = nothing;
-    for (int block = begin_block; block < end_block; block++) {
+    vf16 largest = nothing;
+    for (int block = query.begin / TILE; block * TILE < query.end; block++) {
         vf16 of_block = load(scores + block * TILE);
         const int begin = query.begin - block * TILE, end = query.end - block * TILE;
         if (begin > 0 || end < TILE) {
@@ -126,18 +134,22 @@ void weigh(const KeyTile<Number>& tile, const Query& query, float* scores, float
             of_block = select(less(lanes, splat(begin)), nothing, select(less(lanes, splat(end)), of_block, nothing));
             store(scores + block * TILE, of_block);
         }
-        maxima = maximum(maxima, of_block);
+        largest = larger(largest, of_block);
     }
-    maximum_score = reduce_max(maxima);
-    const vf16 highest = splat(maximum_score);
+    return reduce_larger(largest);
+}
+
+// Scores of one query to exp(score - maximum), in place; for V with scales, times these. Gives the sum.
+template <class Number>
+CHATKV_INLINE float exponentiate(const KeyTile<Number>& tile, const Query& query, float maximum, float* scores) {
     vf16 sums = zero();
-    for (int block = begin_block; block < end_block; block++) {
-        vf16 weights = exp(load(scores + block * TILE) - highest);
+    for (int block = query.begin / TILE; block * TILE < query.end; block++) {
+        vf16 weights = exp(load(scores + block * TILE) - splat(maximum));
         sums = sums + weights;
         if (tile.has_scales) weights = weights * load(tile.value_scales[block]);
         store(scores + block * TILE, weights);
     }
-    sum = reduce_add(sums);
+    return reduce_add(sums);
 }
 
 // outputs[r][column ..] += weights[r][key] * values[key][column ..] over keys [begin, end) in order.
@@ -149,9 +161,12 @@ void add_values(
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = load(outputs + r * head_dim + column + v * TILE);
     for (int key = begin; key < end;) {
-        const Number* from = tile.values[key / TILE] + (key % TILE) * head_dim + column;
+        const int offset = key % TILE * head_dim + column;
+        const Number *from = tile.values()[key / TILE] + offset;
+        const Number *ahead = tile.values()[key / TILE + BLOCKS_AHEAD] + offset;
         const int block_end = key - key % TILE + TILE, stop = end < block_end ? end : block_end;
-        for (; key < stop; key++, from += head_dim) {
+        for (; key < stop; key++, from += head_dim, ahead += head_dim) {
+            for (int i = 0; i < V * TILE; i += LINE_BYTES / int(sizeof(Number))) fetch(ahead + i);
             vf16 values[V];
             for (int v = 0; v < V; v++) values[v] = load_numbers(from + v * TILE);
             for (int r = 0; r < R; r++) {

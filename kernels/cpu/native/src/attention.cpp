@@ -9,7 +9,7 @@ CHATKV_NS_BEGIN
 // A part: maximum, sum, then from here the outputs, so that they keep the part's alignment. Without any key its sum is
 // 0; with one it is 1 at least, or NaN.
 constexpr int PART_OUTPUTS = TILE;
-constexpr int MAX_QUERIES = 96; // that share one conversion of a tile to float
+constexpr int MAX_QUERIES = 96; // that read a tile one after the other, from the cache
 
 struct Totals {
     float maximum = -__builtin_inff();
@@ -67,22 +67,23 @@ struct Queries {
     }
 };
 
-// Of the tile's blocks in the pool, those that queries [first, last] see.
-template <class Number> KeyTile<Number> stored_tile(const Queries& queries, int first, int last, int key_tile) {
+template <class Number> KeyTile<Number> find_tile(const Queries& queries, int first, int last, int key_tile) {
     const Pool& pool = queries.step.pool;
     const int64_t keys_of_head = int64_t(queries.op.layer) * 2 * pool.num_kv_heads + queries.kv_head;
     const int64_t values_of_head = keys_of_head + pool.num_kv_heads;
     const int64_t image_bytes = int64_t(pool.head_dim) * TILE * sizeof(Number);
-    const int64_t begin = queries.begin_key(first) / TILE, end = (queries.end_key(last) + TILE - 1) / TILE;
+    const int begin = queries.begin_key(first) / TILE, end = (queries.end_key(last) + TILE - 1) / TILE;
     KeyTile<Number> tile;
     tile.has_scales = pool.format == KV_INT8;
     tile.head_dim = pool.head_dim;
-    for (int i = 0; i < TILE_BLOCKS; i++) {
-        const int64_t index = int64_t(key_tile) * TILE_BLOCKS + i;
-        if (index < begin || index >= end) continue;
+    for (int i = 0; i < TILE_BLOCKS + BLOCKS_AHEAD; i++) {
+        int index = key_tile * TILE_BLOCKS + i;
+        index = index < begin ? begin : index < end ? index : end - 1; // those that nobody sees: any that are there
         const uint8_t* block = pool.data + queries.span.block_table[index] * pool.block_bytes;
-        tile.keys[i] = reinterpret_cast<const Number*>(block + keys_of_head * image_bytes);
-        tile.values[i] = reinterpret_cast<const Number*>(block + values_of_head * image_bytes);
+        const uint8_t *keys = block + keys_of_head * image_bytes, *values = block + values_of_head * image_bytes;
+        tile.images[i < TILE_BLOCKS ? i : TILE_BLOCKS + i] = reinterpret_cast<const Number*>(keys);
+        if (i >= TILE_BLOCKS) continue;
+        tile.images[TILE_BLOCKS + i] = reinterpret_cast<const Number*>(values);
         const float* scales = reinterpret_cast<const float*>(block + pool.scales_offset);
         tile.key_scales[i] = scales + keys_of_head * TILE;
         tile.value_scales[i] = scales + values_of_head * TILE;
@@ -90,38 +91,15 @@ template <class Number> KeyTile<Number> stored_tile(const Queries& queries, int 
     return tile;
 }
 
-// The same numbers as float in `room` [2][KEY_TILE][head_dim]. (int8 keeps its scales: they come in later.)
-template <class Number>
-KeyTile<float> converted_tile(const KeyTile<Number>& stored, int begin_block, int end_block, float* room) {
-    const int size = TILE * stored.head_dim;
-    KeyTile<float> tile;
-    tile.has_scales = stored.has_scales;
-    tile.head_dim = stored.head_dim;
-    for (int i = begin_block; i < end_block; i++) {
-        float *keys = room + i * size, *values = room + (TILE_BLOCKS + i) * size;
-        for (int k = 0; k < size; k += TILE) store(keys + k, load_numbers(stored.keys[i] + k));
-        for (int k = 0; k < size; k += TILE) store(values + k, load_numbers(stored.values[i] + k));
-        tile.keys[i] = keys;
-        tile.values[i] = values;
-        tile.key_scales[i] = stored.key_scales[i];
-        tile.value_scales[i] = stored.value_scales[i];
-    }
-    return tile;
-}
-
 struct Room {
-    float* tile;    // [2][KEY_TILE][head_dim]
     float* scores;  // [MAX_QUERIES][KEY_TILE]
     float* outputs; // [MAX_QUERIES][head_dim]
     float* few;     // [MAX_TOGETHER][head_dim]
 
     Room(Scratch& scratch, int head_dim) {
-        const int tile_floats = 2 * KEY_TILE * head_dim, score_floats = MAX_QUERIES * KEY_TILE;
-        const int output_floats = MAX_QUERIES * head_dim;
-        tile = scratch.floats(tile_floats + score_floats + output_floats + MAX_TOGETHER * head_dim);
-        scores = tile + tile_floats;
-        outputs = scores + score_floats;
-        few = outputs + output_floats;
+        scores = scratch.floats(MAX_QUERIES * (KEY_TILE + head_dim) + MAX_TOGETHER * head_dim);
+        outputs = scores + MAX_QUERIES * KEY_TILE;
+        few = outputs + MAX_QUERIES * head_dim;
     }
 };
 
@@ -139,9 +117,12 @@ void attend_tile(const KeyTile<Number>& tile, const Query* queries, int count, c
     const int head_dim = tile.head_dim;
     score(tile, queries, count, room.scores);
     Totals totals[MAX_QUERIES];
+    // One after the other for all queries: the latencies of one query's reductions hide behind the next's.
+    for (int i = 0; i < count; i++)
+        if (queries[i].end > 0) totals[i].maximum = mask_hidden(queries[i], room.scores + i * KEY_TILE);
     for (int i = 0; i < count; i++)
         if (queries[i].end > 0)
-            weigh(tile, queries[i], room.scores + i * KEY_TILE, totals[i].maximum, totals[i].sum);
+            totals[i].sum = exponentiate(tile, queries[i], totals[i].maximum, room.scores + i * KEY_TILE);
     for (int first = 0; first < count; first += MAX_TOGETHER) {
         const int together = count - first < MAX_TOGETHER ? count - first : MAX_TOGETHER;
         sum_values(tile, queries + first, together, room.scores + first * KEY_TILE, room.few);
@@ -157,18 +138,8 @@ void attend_tile(const KeyTile<Number>& tile, const Query* queries, int count, c
 template <class Number>
 void attend_stored(const Queries& queries, int first, int count, int key_tile, const Room& room, const Results& to) {
     Query seen[MAX_QUERIES];
-    int begin = KEY_TILE, end = 0;
-    for (int i = 0; i < count; i++) {
-        seen[i] = queries.over_tile(first + i, key_tile);
-        if (seen[i].end == 0) continue;
-        begin = seen[i].begin < begin ? seen[i].begin : begin;
-        end = seen[i].end > end ? seen[i].end : end;
-    }
-    if (end == 0) return;
-    const KeyTile<Number> tile = stored_tile<Number>(queries, first, first + count - 1, key_tile);
-    if (count <= MAX_TOGETHER) return attend_tile(tile, seen, count, room, to);
-    const KeyTile<float> converted = converted_tile(tile, begin / TILE, (end + TILE - 1) / TILE, room.tile);
-    attend_tile(converted, seen, count, room, to);
+    for (int i = 0; i < count; i++) seen[i] = queries.over_tile(first + i, key_tile);
+    attend_tile(find_tile<Number>(queries, first, first + count - 1, key_tile), seen, count, room, to);
 }
 
 CHATKV_INLINE void attend(

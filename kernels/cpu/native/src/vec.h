@@ -2,8 +2,8 @@
 // AVX-512, AVX2 (two halves), NEON (four quarters) and plain loops, which read as the specification of the others.
 //
 //   load, store, load_half, store_half (round to nearest even), load_int8, store_int8, splat, iota
-//   + - * / negation, fma(a, b, c) = a * b + c with one rounding, maximum (NaN wins), sqrt
-//   less, equal, is_nan -> vm16; select(mask, a, b) = mask ? a : b
+//   + - * / negation, fma(a, b, c) = a * b + c with one rounding, sqrt, larger(a, b) = a > b ? a : b
+//   less, equal -> vm16; select(mask, a, b) = mask ? a : b
 //   to_int (to nearest even, |x| < 2^22), to_float, bits, from_bits, shift_left<n>, shift_right<n> (of the sign)
 //   lower(a, b), higher(a, b) of integers
 //

@@ -62,15 +62,10 @@ CHATKV_INLINE vf16 operator/(vf16 a, vf16 b) { return CHATKV_HALVES2(_mm256_div_
 CHATKV_INLINE vf16 fma(vf16 a, vf16 b, vf16 c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
-CHATKV_INLINE vm16 is_nan(vf16 a) {
-    return {_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)};
-}
 CHATKV_INLINE vf16 select(vm16 mask, vf16 a, vf16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, mask.lo), _mm256_blendv_ps(b.hi, a.hi, mask.hi)};
 }
-CHATKV_INLINE vf16 maximum(vf16 a, vf16 b) {  // the instruction gives b where either is NaN
-    return select(is_nan(a), a, CHATKV_HALVES2(_mm256_max_ps));
-}
+CHATKV_INLINE vf16 larger(vf16 a, vf16 b) { return CHATKV_HALVES2(_mm256_max_ps); }
 CHATKV_INLINE vf16 sqrt(vf16 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
 
 CHATKV_INLINE vm16 less(vf16 a, vf16 b) {
@@ -106,14 +101,11 @@ CHATKV_INLINE float reduce_add(vf16 a) {
     const __m128 of2 = _mm_add_ps(of4, _mm_movehl_ps(of4, of4));
     return _mm_cvtss_f32(_mm_add_ss(of2, _mm_movehdup_ps(of2)));
 }
-CHATKV_INLINE __m128 maximum_of4(__m128 a, __m128 b) {
-    return _mm_blendv_ps(_mm_max_ps(a, b), a, _mm_cmpunord_ps(a, a));
-}
-CHATKV_INLINE float reduce_max(vf16 a) {
-    const __m256 of8 = maximum(a, {a.hi, a.hi}).lo;
-    const __m128 of4 = maximum_of4(_mm256_castps256_ps128(of8), _mm256_extractf128_ps(of8, 1));
-    const __m128 of2 = maximum_of4(of4, _mm_movehl_ps(of4, of4));
-    return _mm_cvtss_f32(maximum_of4(of2, _mm_movehdup_ps(of2)));
+CHATKV_INLINE float reduce_larger(vf16 a) {
+    const __m256 of8 = _mm256_max_ps(a.lo, a.hi);
+    const __m128 of4 = _mm_max_ps(_mm256_castps256_ps128(of8), _mm256_extractf128_ps(of8, 1));
+    const __m128 of2 = _mm_max_ps(of4, _mm_movehl_ps(of4, of4));
+    return _mm_cvtss_f32(_mm_max_ss(of2, _mm_movehdup_ps(of2)));
 }
 CHATKV_INLINE int32_t reduce_add(vi16 a) {
     const __m256i of8 = _mm256_add_epi32(a.lo, a.hi);

@@ -41,15 +41,12 @@ CHATKV_INLINE vf16 operator-(vf16 a, vf16 b) { return {_mm512_sub_ps(a.v, b.v)};
 CHATKV_INLINE vf16 operator*(vf16 a, vf16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 CHATKV_INLINE vf16 operator/(vf16 a, vf16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 CHATKV_INLINE vf16 fma(vf16 a, vf16 b, vf16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-CHATKV_INLINE vf16 maximum(vf16 a, vf16 b) {  // the instruction gives b where either is NaN
-    return {_mm512_mask_mov_ps(_mm512_max_ps(a.v, b.v), _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), a.v)};
-}
+CHATKV_INLINE vf16 larger(vf16 a, vf16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 CHATKV_INLINE vf16 sqrt(vf16 a) { return {_mm512_sqrt_ps(a.v)}; }
 
 CHATKV_INLINE vm16 less(vf16 a, vf16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 CHATKV_INLINE vm16 less(vi16 a, vi16 b) { return {_mm512_cmplt_epi32_mask(a.v, b.v)}; }
 CHATKV_INLINE vm16 equal(vf16 a, vf16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
-CHATKV_INLINE vm16 is_nan(vf16 a) { return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q)}; }
 CHATKV_INLINE vf16 select(vm16 mask, vf16 a, vf16 b) { return {_mm512_mask_blend_ps(mask.v, b.v, a.v)}; }
 
 CHATKV_INLINE vi16 bits(vf16 a) { return {_mm512_castps_si512(a.v)}; }
@@ -72,12 +69,11 @@ CHATKV_INLINE float reduce_add(vf16 a) {
     const __m128 of2 = _mm_add_ps(of4, _mm_movehl_ps(of4, of4));
     return _mm_cvtss_f32(_mm_add_ss(of2, _mm_movehdup_ps(of2)));
 }
-CHATKV_INLINE float reduce_max(vf16 a) {
-    a = maximum(a, {_mm512_shuffle_f32x4(a.v, a.v, _MM_SHUFFLE(3, 2, 3, 2))});
-    a = maximum(a, {_mm512_shuffle_f32x4(a.v, a.v, _MM_SHUFFLE(1, 1, 1, 1))});
-    a = maximum(a, {_mm512_permute_ps(a.v, _MM_SHUFFLE(3, 2, 3, 2))});
-    a = maximum(a, {_mm512_permute_ps(a.v, _MM_SHUFFLE(1, 1, 1, 1))});
-    return _mm512_cvtss_f32(a.v);
+CHATKV_INLINE float reduce_larger(vf16 a) {
+    const __m256 of8 = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    const __m128 of4 = _mm_max_ps(_mm256_castps256_ps128(of8), _mm256_extractf128_ps(of8, 1));
+    const __m128 of2 = _mm_max_ps(of4, _mm_movehl_ps(of4, of4));
+    return _mm_cvtss_f32(_mm_max_ss(of2, _mm_movehdup_ps(of2)));
 }
 CHATKV_INLINE int32_t reduce_add(vi16 a) { return _mm512_reduce_add_epi32(a.v); }
 CHATKV_INLINE int32_t reduce_max(vi16 a) { return _mm512_reduce_max_epi32(a.v); }

@@ -65,10 +65,9 @@ CHATKV_INLINE vf16 sqrt(vf16 a) { CHATKV_QUARTERS(vf16, vsqrtq_f32(a.q[i])); }
 CHATKV_INLINE vm16 less(vf16 a, vf16 b) { CHATKV_QUARTERS(vm16, vcltq_f32(a.q[i], b.q[i])); }
 CHATKV_INLINE vm16 less(vi16 a, vi16 b) { CHATKV_QUARTERS(vm16, vcltq_s32(a.q[i], b.q[i])); }
 CHATKV_INLINE vm16 equal(vf16 a, vf16 b) { CHATKV_QUARTERS(vm16, vceqq_f32(a.q[i], b.q[i])); }
-CHATKV_INLINE vm16 is_nan(vf16 a) { CHATKV_QUARTERS(vm16, vmvnq_u32(vceqq_f32(a.q[i], a.q[i]))); }
 CHATKV_INLINE vf16 select(vm16 mask, vf16 a, vf16 b) { CHATKV_QUARTERS(vf16, vbslq_f32(mask.q[i], a.q[i], b.q[i])); }
 // Not the instruction of that name: of 0 and -0 it takes 0, where the other variants take b.
-CHATKV_INLINE vf16 maximum(vf16 a, vf16 b) { return select(is_nan(a), a, select(less(b, a), a, b)); }
+CHATKV_INLINE vf16 larger(vf16 a, vf16 b) { return select(less(b, a), a, b); }
 
 CHATKV_INLINE vi16 bits(vf16 a) { CHATKV_QUARTERS(vi16, vreinterpretq_s32_f32(a.q[i])); }
 CHATKV_INLINE vf16 from_bits(vi16 a) { CHATKV_QUARTERS(vf16, vreinterpretq_f32_s32(a.q[i])); }
@@ -91,12 +90,11 @@ CHATKV_INLINE float reduce_add(vf16 a) {
     const float32x2_t of2 = vadd_f32(vget_low_f32(of4), vget_high_f32(of4));
     return vget_lane_f32(of2, 0) + vget_lane_f32(of2, 1);
 }
-CHATKV_INLINE float reduce_max(vf16 a) {
+CHATKV_INLINE float reduce_larger(vf16 a) {
     float lanes[16];
     store(lanes, a);
     for (int half = 8; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            if (!(lanes[i] > lanes[i + half] || lanes[i] != lanes[i])) lanes[i] = lanes[i + half];
+        for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
     return lanes[0];
 }
 CHATKV_INLINE int32_t reduce_add(vi16 a) {

@@ -79,15 +79,12 @@ CHATKV_INLINE vf16 operator-(vf16 a, vf16 b) { CHATKV_EACH(vf16, a.lane[i] - b.l
 CHATKV_INLINE vf16 operator*(vf16 a, vf16 b) { CHATKV_EACH(vf16, a.lane[i] * b.lane[i]); }
 CHATKV_INLINE vf16 operator/(vf16 a, vf16 b) { CHATKV_EACH(vf16, a.lane[i] / b.lane[i]); }
 CHATKV_INLINE vf16 fma(vf16 a, vf16 b, vf16 c) { CHATKV_EACH(vf16, __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i])); }
-CHATKV_INLINE vf16 maximum(vf16 a, vf16 b) {
-    CHATKV_EACH(vf16, a.lane[i] > b.lane[i] || a.lane[i] != a.lane[i] ? a.lane[i] : b.lane[i]);
-}
+CHATKV_INLINE vf16 larger(vf16 a, vf16 b) { CHATKV_EACH(vf16, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
 CHATKV_INLINE vf16 sqrt(vf16 a) { CHATKV_EACH(vf16, __builtin_sqrtf(a.lane[i])); }
 
 CHATKV_INLINE vm16 less(vf16 a, vf16 b) { CHATKV_EACH(vm16, a.lane[i] < b.lane[i]); }
 CHATKV_INLINE vm16 less(vi16 a, vi16 b) { CHATKV_EACH(vm16, a.lane[i] < b.lane[i]); }
 CHATKV_INLINE vm16 equal(vf16 a, vf16 b) { CHATKV_EACH(vm16, a.lane[i] == b.lane[i]); }
-CHATKV_INLINE vm16 is_nan(vf16 a) { CHATKV_EACH(vm16, a.lane[i] != a.lane[i]); }
 CHATKV_INLINE vf16 select(vm16 mask, vf16 a, vf16 b) { CHATKV_EACH(vf16, mask.lane[i] ? a.lane[i] : b.lane[i]); }
 
 CHATKV_INLINE vi16 bits(vf16 a) { CHATKV_EACH(vi16, bits_of(a.lane[i])); }
@@ -115,10 +112,9 @@ CHATKV_INLINE float reduce_add(vf16 a) {
         for (int i = 0; i < half; i++) a.lane[i] = a.lane[i] + a.lane[i + half];
     return a.lane[0];
 }
-CHATKV_INLINE float reduce_max(vf16 a) {
+CHATKV_INLINE float reduce_larger(vf16 a) {
     for (int half = 8; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            if (!(a.lane[i] > a.lane[i + half] || a.lane[i] != a.lane[i])) a.lane[i] = a.lane[i + half];
+        for (int i = 0; i < half; i++) a.lane[i] = a.lane[i] > a.lane[i + half] ? a.lane[i] : a.lane[i + half];
     return a.lane[0];
 }
 CHATKV_INLINE int32_t reduce_add(vi16 a) {
