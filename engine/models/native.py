@@ -89,7 +89,9 @@ def load_model(
             record_weights(native_dir)
     facts = WeightFacts(weights.content_sha256, weights.weight_format)
     choice = choice or KernelChoice()
-    return Decoder(config, lambda name: weights.read(name, shapes[name]), facts, choice, report, kv_dtype)
+    decoder = Decoder(config, lambda name: weights.read(name, shapes[name]), facts, choice, report, kv_dtype)
+    report(1.0)  # Native kernels have nothing to prepare: they read the mapped file.
+    return decoder
 
 
 def _mapped(

@@ -19,9 +19,11 @@ from chatkv.engine.models.names import tensor_shapes
 from chatkv.engine.models.native import WeightsInfo, load_model, write_weights
 from chatkv.engine.models.source import open_source
 from chatkv.engine.models.weights_file import MappedWeights, content_hash, map_weights
+from chatkv.kernels import KernelChoice
 from chatkv.kernels.reference import dequantise
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
+TORCH = KernelChoice(cpu_kernels="torch")
 
 
 @pytest.fixture(params=["F32", "BF16", "Q4_0", "Q4_1", "Q8_0"])
@@ -48,7 +50,7 @@ def test_a_loaded_model_computes_what_its_source_holds(tmp_path: Path, type_name
     plain = {name: t if isinstance(t, torch.Tensor) else dequantise(t) for name, t in tensors.items()}
     ids = sequence(random_ids(30, 211), 0, range(2))
     (expected,) = logits_of(runner_of(decoder_of(LLAMA, plain)), ids)
-    (found,) = logits_of(runner_of(load_model(folder)), ids)
+    (found,) = logits_of(runner_of(load_model(folder, TORCH)), ids)
     assert torch.equal(found, expected)
     assert info.num_params == sum(t.numel() for t in plain.values())
     assert info.num_bytes < (folder / "model.safetensors").stat().st_size
@@ -92,13 +94,14 @@ def test_progress_reaches_the_total_and_may_stop_the_import(tmp_path: Path) -> N
         load_model(folder)
 
 
-def test_loading_reports_progress(tmp_path: Path) -> None:
+@pytest.mark.parametrize("choice", [KernelChoice(), TORCH])
+def test_loading_reports_progress(tmp_path: Path, choice: KernelChoice) -> None:
     folder, _ = imported(tmp_path)
     steps: list[float] = []
-    load_model(folder, on_progress=steps.append)
+    load_model(folder, choice, steps.append)
     assert steps == sorted(steps)
     assert steps[-1] == 1.0
-    assert len(steps) > LLAMA["num_hidden_layers"]
+    assert choice is not TORCH or len(steps) > LLAMA["num_hidden_layers"]
 
 
 def test_the_hash_is_computed_again_only_when_size_or_time_differ(
@@ -151,7 +154,7 @@ def test_damaged_directories_are_refused(tmp_path: Path) -> None:
 
 def test_fingerprint_facts_hold_what_decides_numbers(tmp_path: Path) -> None:
     folder, info = imported(tmp_path)
-    facts = load_model(folder).fingerprint_facts()
+    facts = load_model(folder, TORCH).fingerprint_facts()
     assert json.loads(json.dumps(facts)) == facts
     numerics = facts.pop("numerics")
     assert numerics["backend"] == "cpu-torch"
@@ -161,7 +164,7 @@ def test_fingerprint_facts_hold_what_decides_numbers(tmp_path: Path) -> None:
     assert frequencies["attention_factor"] == 1.0
     assert facts == {
         "format_version": 1,
-        "numerics_epoch": 1,
+        "numerics_epoch": 2,
         "shape": {
             "architecture": "LlamaForCausalLM",
             "vocab_size": 211,
