@@ -54,9 +54,9 @@ class Admission:
         for sequence in list(self._queues.waiting):
             if is_background(sequence) != is_background_turn:
                 return  # sorted by priority: either the background begins here, or the foreground still waits for room
-            hit = self._kv.longest_hit(sequence)
-            if sequence.is_done or self._is_on_its_way(sequence, len(hit.device)):
+            if sequence.is_done or self._is_on_its_way(sequence, len(self._kv.device_hit(sequence))):
                 continue
+            hit = self._kv.longest_hit(sequence)
             if hit.is_queued and self._waits_for_queue(sequence):
                 continue
             if sequence.warm:
@@ -72,7 +72,7 @@ class Admission:
 
     def take_device_hits(self, sequence: SequenceState) -> None:
         """A running sequence stands at the end of a block: others may have published what comes next."""
-        self._take(sequence, self._kv.longest_hit(sequence).device)
+        self._take(sequence, self._kv.device_hit(sequence))
 
     def num_blocks_for_warm(self, sequence: SequenceState, num_wanted: int, kept: Sequence[BlockNode] = ()) -> int:
         """Blocks that work in advance may take: nobody needs them soon, and nobody has used them lately."""
@@ -142,8 +142,10 @@ class Admission:
     def _has_room(self, sequence: SequenceState, hits: list[BlockNode]) -> bool:
         """The whole sequence fits beside what the admitted ones still need for the tokens known today, with a block to
         grow for each of them: else an admission would only lead to a preemption."""
+        if not self._has_seat():
+            return False
         num_needed = self._kv.num_blocks_needed(sequence, hits)
-        return self._has_seat() and num_needed + self._num_committed(sequence) <= self._kv.pool.num_free
+        return num_needed + self._num_committed(sequence) <= self._kv.pool.num_free
 
     def _has_seat(self) -> bool:
         return len(self._queues.admitted) < self._config.max_num_seqs

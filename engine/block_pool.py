@@ -104,6 +104,8 @@ class BlockPool:
         """Blank blocks that were written before: what they hold means nothing, but it is there."""
         self._free_queue = FreeBlockQueue(self.blocks)
         self._num_cached_free = 0
+        self.num_evictions = 0
+        """Counts up with every named block that leaves the device."""
 
     @property
     def num_blocks(self) -> int:
@@ -212,6 +214,7 @@ class BlockPool:
         block.node, node.device_block_id = None, None
         block.used_s = NEVER
         self._num_cached_free -= 1
+        self.num_evictions += 1
         self._tree.drop_if_empty(node)
         self._forget_content(block)
 

@@ -11,7 +11,7 @@ from .block_pool import BlockPool
 from .block_tree import BlockNode, BlockTree
 from .config import BLOCK_SIZE
 from .request import Miss
-from .sequence import SequenceState
+from .sequence import HitMemo, SequenceState
 from .tiers.tier_manager import TierManager
 
 
@@ -48,25 +48,40 @@ class KVCacheManager:
 
     def longest_hit(self, sequence: SequenceState) -> Hit:
         """Cached blocks that continue the sequence's chain beyond `sequence.nodes`, first to last."""
-        device: list[BlockNode] = []
+        device = self.device_hit(sequence)
         lower: list[BlockNode] = []
-        is_queued = False
-        node = self._tip(sequence)
-        for index in range(len(sequence.nodes), sequence.num_full_blocks):
-            child = self.tree.find(
-                node, self.block_hash(sequence, index), sequence.packed_block(index), self._extra(sequence, index)
-            )
+        node = device[-1] if device else self._tip(sequence)
+        for index in range(len(sequence.nodes) + len(device), sequence.num_full_blocks):
+            child = self._child(sequence, index, node)
             if child is None:
                 break
+            if child.lower_place is None:
+                return Hit(device, lower, is_queued=True)
+            lower.append(child)
             node = child
-            if node.device_block_id is not None:
-                device.append(node)
-            elif node.lower_place is not None:
-                lower.append(node)
-            else:
-                is_queued = True
+        return Hit(device, lower)
+
+    def device_hit(self, sequence: SequenceState) -> list[BlockNode]:
+        """Those of them that lie on the device. Who waits asks before every step: what was found before is still there
+        unless a block has left the device since, and only what may follow it is looked for."""
+        memo = sequence.hit_memo
+        if sequence.nodes or memo is None or memo.num_evictions != self.pool.num_evictions:
+            memo = HitMemo(self.pool.num_evictions)
+            sequence.hit_memo = None if sequence.nodes else memo
+        device = memo.nodes
+        node = device[-1] if device else self._tip(sequence)
+        for index in range(len(sequence.nodes) + len(device), sequence.num_full_blocks):
+            child = self._child(sequence, index, node)
+            if child is None or child.device_block_id is None:
                 break
-        return Hit(device, lower, is_queued)
+            device.append(child)
+            node = child
+        return device
+
+    def _child(self, sequence: SequenceState, index: int, parent: BlockNode) -> BlockNode | None:
+        """The node of the sequence's block `index`."""
+        block_hash, packed_ids = self.block_hash(sequence, index), sequence.packed_block(index)
+        return self.tree.find(parent, block_hash, packed_ids, self._extra(sequence, index))
 
     def num_blocks_needed(self, sequence: SequenceState, hits: Sequence[BlockNode]) -> int:
         """Free blocks that holding all tokens of the sequence would take: new ones, and hits that are free now."""
@@ -84,6 +99,7 @@ class KVCacheManager:
         self.pool.touch(block_ids)
         sequence.block_table += block_ids
         sequence.nodes += hits
+        sequence.hit_memo = None
         self._skip_held_tokens(sequence)
         self._tiers.hold(hits, sequence.request.owner, sequence.request.is_transient)
 
@@ -256,6 +272,13 @@ class KVCacheManager:
         for block_id in table[len(nodes) :]:
             block = self.pool.blocks[block_id]
             assert block.node is None, "a partly filled block has a name"
+        memo = sequence.hit_memo
+        if memo is not None and memo.num_evictions == self.pool.num_evictions:
+            assert not nodes, "who holds blocks remembers no hit"
+            for index, node in enumerate(memo.nodes):
+                parent = memo.nodes[index - 1] if index else self.tree.root
+                assert self._child(sequence, index, parent) is node, "a remembered hit is none"
+                assert node.device_block_id is not None, "a remembered hit has left the device"
 
     def _tip(self, sequence: SequenceState) -> BlockNode:
         return sequence.nodes[-1] if sequence.nodes else self.tree.root

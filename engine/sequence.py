@@ -53,6 +53,16 @@ class ActiveRequest:
         return num_new
 
 
+@dataclass(slots=True)
+class HitMemo:
+    """What a waiting sequence has found on the device."""
+
+    num_evictions: int
+    """By the pool's count: valid while it is the same."""
+    nodes: list[BlockNode] = field(default_factory=list)
+    """From the root."""
+
+
 @dataclass(slots=True, eq=False)
 class SequenceState:
     active: ActiveRequest
@@ -66,6 +76,7 @@ class SequenceState:
     """nodes[i] names block_table[i]: the full blocks, which are shared and never written again."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Chain hashes of full blocks, as far as anyone has asked."""
+    hit_memo: HitMemo | None = None
     pending_copy: tuple[int, int] | None = None
     """(source, destination): a fork's tail, copied when the sequence runs next. The source is held until then."""
     waits_until_s: float | None = None

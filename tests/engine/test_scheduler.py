@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from harness import GREEDY_10, Harness, prompt
 
+from chatkv.engine.block_tree import BlockNode, BlockTree
 from chatkv.engine.budget import TokenBudget
 from chatkv.engine.errors import PromptTooLongError, QueueFullError
 from chatkv.engine.request import Priority, RequestStatus, SamplingParams
@@ -247,3 +251,43 @@ def test_a_waiting_twin_takes_the_blocks_of_the_first_one() -> None:
     assert num_waiting(h) == 1
     h.run()
     assert h.answers["b", 0].num_cached_tokens == 192
+
+
+def test_who_waits_for_another_ones_prompt_looks_only_for_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = Harness(num_blocks=200, max_context_tokens=2500)
+    for number in range(8):
+        h.add(f"w{number}", prompt(2000))
+    num_lookups = 0
+    find = BlockTree.find
+
+    def counted(self: BlockTree, *args: Any) -> BlockNode | None:
+        nonlocal num_lookups
+        num_lookups += 1
+        return find(self, *args)
+
+    while num_waiting(h) != 7 or h.engine.scheduler.running[0].num_computed_tokens < 1500:
+        h.step()
+    monkeypatch.setattr(BlockTree, "find", counted)
+    h.engine.config = replace(h.engine.config, check_integrity=False)
+    h.step()
+    num_new_blocks = sum(h.scheduled().values()) // 16
+    assert num_waiting(h) == 7
+    assert 0 < num_lookups <= 8 * (2 * num_new_blocks + 2)
+    h.run()
+    assert all(h.answers[f"w{number}", 0].token_ids == h.expected(prompt(2000)) for number in range(8))
+
+
+def test_who_waits_does_not_count_on_blocks_that_have_left() -> None:
+    h = Harness(num_blocks=64, max_context_tokens=1024, max_num_seqs=1)
+    h.ask("first", prompt(330), GREEDY_10)
+    h.add("other", prompt(700, first=2), SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True))
+    h.step()
+    h.add("again", prompt(330))
+    h.step()
+    (waiting,) = h.engine.scheduler.waiting
+    num_found = len(h.engine.kv.device_hit(waiting))
+    assert num_found >= 20
+    while len(h.engine.kv.device_hit(waiting)) == num_found:
+        h.step()
+    h.run()
+    assert h.answers["again", 0].token_ids == h.expected(prompt(330))
