@@ -82,9 +82,10 @@ def _rows(keys: Tensor, values: Tensor, row_size: int) -> tuple[Tensor, int]:
     """Views [num_blocks, num_layers, num_kv_heads, ...] -> the pool as a matrix of rows that starts where `keys` does,
     and its rows per block."""
     num_blocks, num_layers, num_kv_heads = keys.shape[:3]
-    per_head = (num_kv_heads * row_size, row_size)
-    assert keys.stride()[1:3] == values.stride()[1:3] == (2 * per_head[0], per_head[1]), "not the order of rows"
-    assert values.storage_offset() - keys.storage_offset() == per_head[0], "V must follow K"
+    per_layer = num_kv_heads * row_size
+    assert num_layers == 1 or keys.stride(1) == values.stride(1) == 2 * per_layer, "not the order of layers"
+    assert num_kv_heads == 1 or keys.stride(2) == values.stride(2) == row_size, "not the order of heads"
+    assert values.storage_offset() - keys.storage_offset() == per_layer, "V must follow K"
     assert keys[0, 0].is_contiguous(), "a row must be contiguous"
     assert keys.stride(0) % row_size == 0, f"blocks must lie a multiple of {row_size} numbers apart"
     rows_per_block = keys.stride(0) // row_size

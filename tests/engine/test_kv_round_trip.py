@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny import BASE, decoder_of, logits_of, random_ids, runner_of, sequence
+from tiny import BASE, KINDS, decoder_of_kind, logits_of, random_ids, runner_of, sequence
 from torch import Tensor
 
 from chatkv.engine.models.decoder import Decoder
@@ -20,14 +20,17 @@ SOURCE_BLOCKS = range(3, 24)
 TARGET_BLOCKS = range(39, 18, -1)
 
 
-@pytest.fixture(params=["fp32", "int8"], scope="module")
+LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.fixture(params=KINDS, scope="module")
 def model(request: pytest.FixtureRequest) -> Decoder:
-    return decoder_of(BASE | {"architectures": ["LlamaForCausalLM"]}, kv_dtype=request.param)
+    return decoder_of_kind(request.param, LLAMA)
 
 
-@pytest.fixture(scope="module")
-def int8_model() -> Decoder:
-    return decoder_of(BASE | {"architectures": ["LlamaForCausalLM"]}, kv_dtype="int8")
+@pytest.fixture(params=["torch int8", "native int8"], scope="module")
+def int8_model(request: pytest.FixtureRequest) -> Decoder:
+    return decoder_of_kind(request.param, LLAMA)
 
 
 def check_round_trip(model: Decoder, damage: Callable[[KVBlocks], None] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
+from tiny import BASE, KINDS, decoder_of_kind, logits_of, random_ids, random_tensors, runner_of, sequence
 
 from chatkv.engine.batch import Batch
 from chatkv.engine.model_runner import NOT_FINITE, ModelRunner
@@ -15,22 +15,22 @@ LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 POISONED_ID = 7
 
 
-@pytest.fixture(params=["fp32", "int8"], scope="module")
-def kv_dtype(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=KINDS, scope="module")
+def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def model(kv_dtype: str) -> Decoder:
-    return decoder_of(LLAMA, kv_dtype=kv_dtype)
+def model(kind: str) -> Decoder:
+    return decoder_of_kind(kind, LLAMA)
 
 
 @pytest.fixture(scope="module")
-def poisoned_model(kv_dtype: str) -> Decoder:
+def poisoned_model(kind: str) -> Decoder:
     """The embedding of one id is not finite."""
     tensors = random_tensors(ModelConfig.from_hf(LLAMA))
     tensors["model.embed_tokens.weight"][POISONED_ID] = float("nan")
-    return decoder_of(LLAMA, tensors, kv_dtype=kv_dtype)
+    return decoder_of_kind(kind, LLAMA, tensors)
 
 
 @pytest.fixture
@@ -86,9 +86,23 @@ def test_blocks_of_a_failed_sequence_do_no_harm_to_the_next(poisoned_model: Deco
     assert torch.equal(clean, reused)
 
 
-def test_logits_that_overflow_are_an_error() -> None:
+def test_logits_that_overflow_are_an_error(kind: str) -> None:
     tensors = random_tensors(ModelConfig.from_hf(LLAMA))
     tensors["lm_head.weight"][3] = 3e38
-    runner = runner_of(decoder_of(LLAMA, tensors), num_blocks=4)
+    runner = runner_of(decoder_of_kind(kind, LLAMA, tensors), num_blocks=4)
     (result,) = runner.execute(Batch([sequence([1, 2, 3], 0, [0], samples=1)])).sequences
     assert result.error == NOT_FINITE
+
+
+def test_more_samples_than_rows_of_logits_at_a_time(runner: ModelRunner) -> None:
+    """Each of 36 sequences draws what it draws alone."""
+    ids = random_ids(36, 211, seed=4)
+    alone = [runner.execute(Batch([sequence([token], 0, [36], samples=1)])).sequences[0] for token in ids]
+    batch = [sequence([token], 0, [block], samples=1) for block, token in enumerate(ids)]
+    assert list(runner.execute(Batch(batch)).sequences) == alone
+
+
+def test_a_token_id_that_the_model_does_not_know_is_refused(runner: ModelRunner) -> None:
+    for token in (211, -1):
+        with pytest.raises(IndexError):
+            runner.execute(Batch([sequence([3, token], 0, [0], samples=1)]))

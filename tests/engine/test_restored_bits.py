@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_tier import FakeTier
-from tiny import BASE, decoder_of, random_ids
+from tiny import BASE, KINDS, decoder_of_kind, random_ids
 from torch import Tensor
 
 from chatkv.engine.batch import SampleSpec
@@ -75,9 +75,9 @@ def fingerprint_of(model: Decoder) -> CacheFingerprint:
     return CacheFingerprint.from_facts(model.fingerprint_facts())
 
 
-@pytest.fixture(scope="module", params=["auto", "int8"])
+@pytest.fixture(scope="module", params=KINDS)
 def model(request: pytest.FixtureRequest) -> Decoder:
-    return decoder_of(BASE | {"architectures": ["LlamaForCausalLM"]}, kv_dtype=request.param)
+    return decoder_of_kind(request.param, BASE | {"architectures": ["LlamaForCausalLM"]})
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from chatkv.engine.models.names import tensor_shapes
 from chatkv.engine.quant.formats import PackedTensor
 from chatkv.engine.request import SamplingParams, TokenLogprob
 from chatkv.kernels import KernelChoice
-from chatkv.kernels.weights import FpWeight
+from chatkv.kernels.tile_layout import tile
+from chatkv.kernels.weights import GROUP_SIZE, FpWeight, Int4Weight, Int8Weight
 
 BASE: dict[str, Any] = {
     "vocab_size": 211,
@@ -65,10 +66,60 @@ def decoder_of(
     return Decoder(config, lambda name: packed(tensors[name]), facts, KernelChoice(), kv_dtype=kv_dtype)
 
 
+def tiled_decoder_of(
+    hf_config: dict[str, Any],
+    weight_format: str,
+    choice: KernelChoice | None = None,
+    tensors: dict[str, Tensor] | None = None,
+    *,
+    kv_dtype: str = "auto",
+) -> Decoder:
+    """On the native kernels, if `choice` does not say otherwise: its matrices are quantised."""
+    config = ModelConfig.from_hf(hf_config)
+    tensors = random_tensors(config) if tensors is None else tensors
+    facts = WeightFacts("0" * 64, weight_format)
+
+    def read(name: str) -> PackedTensor:
+        tensor = tensors[name]
+        return tile(quantised(tensor, weight_format)) if tensor.dim() == 2 else tensor
+
+    return Decoder(config, read, facts, choice or KernelChoice(), kv_dtype=kv_dtype)
+
+
+def quantised(matrix: Tensor, weight_format: str) -> Int4Weight | Int8Weight:
+    """ "int8", "int4" or "int4-affine", nearest quanta."""
+    groups = matrix.unflatten(1, (-1, GROUP_SIZE))
+    largest = groups.abs().amax(-1)
+    if weight_format == "int8":
+        scales = (largest / 127).half()
+        return Int8Weight((groups / scales.float().unsqueeze(-1)).round().clamp(-127, 127).to(torch.int8), scales)
+    if weight_format == "int4":
+        scales, minimums = (largest / 7).half(), None
+        columns = groups / scales.float().unsqueeze(-1) + 8
+    else:
+        minimums = groups.amin(-1).half()
+        scales = ((groups.amax(-1) - minimums.float()) / 15).half()
+        columns = (groups - minimums.float().unsqueeze(-1)) / scales.float().unsqueeze(-1)
+    quanta = columns.round().clamp(0, 15).to(torch.uint8)
+    return Int4Weight(quanta[..., :16] | quanta[..., 16:] << 4, scales, minimums)
+
+
+KINDS = ("torch fp32", "torch int8", "native fp16", "native int8")
+"""Kernels and KV dtype."""
+
+
+def decoder_of_kind(kind: str, hf_config: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> Decoder:
+    """One of KINDS."""
+    kernels, kv_dtype = kind.split()
+    if kernels == "torch":
+        return decoder_of(hf_config, tensors, kv_dtype=kv_dtype)
+    return tiled_decoder_of(hf_config, "int8", tensors=tensors, kv_dtype=kv_dtype)
+
+
 def runner_of(model: Decoder, num_blocks: int = 160) -> ModelRunner:
     runner = ModelRunner(model, num_blocks, GreedySampler())
-    # Fresh memory is often zero; what lies in unwritten slots must not matter.
-    runner.pool.view(torch.float32).fill_(float("nan"))
+    # Fresh memory is often zero; what lies in unwritten slots must not matter. All bits set are NaN, of any width.
+    runner.pool.fill_(0xFF)
     return runner
 
 

@@ -147,8 +147,8 @@ class NativeModel:
         _, num_layers, num_kv_heads, block_size, head_dim = kv.keys.shape
         per_head = block_size * head_dim
         assert block_size == TILE, f"blocks of {block_size} positions"
-        assert kv.keys.stride()[1:] == (2 * num_kv_heads * per_head, per_head, 1, block_size)
-        assert kv.values.stride()[1:] == (2 * num_kv_heads * per_head, per_head, head_dim, 1)
+        assert _lies(kv.keys, (2 * num_kv_heads * per_head, per_head, 1, block_size)), "not keys by dimension"
+        assert _lies(kv.values, (2 * num_kv_heads * per_head, per_head, head_dim, 1)), "not values by position"
         assert kv.values.data_ptr() - kv.keys.data_ptr() == num_kv_heads * per_head * kv.keys.itemsize
         start = kv.keys.data_ptr()
         self._step.pool = Pool(
@@ -161,3 +161,9 @@ class NativeModel:
             format=KV_FORMATS[kv.keys.dtype],
         )
         self._kv = kv
+
+
+def _lies(view: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether a block is laid out so. Where there is one of something, its stride means nothing."""
+    found = zip(view.shape[1:], view.stride()[1:], strides, strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in found)
