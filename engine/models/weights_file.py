@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,14 @@ class WeightsWriter:
         self._position = end
 
 
+class _Part(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    """Bytes after the header."""
+    end: int
+
+
 @dataclass(frozen=True)
 class MappedWeights:
     """A weights file in memory as the kernel maps it: pages are read when they are touched, shared with every process
@@ -97,17 +105,29 @@ class MappedWeights:
     content_sha256: str
     """As its writer said."""
     weight_format: str
-    parts: Mapping[str, Tensor]
-    """In the file's order. They keep the mapping alive."""
+    _data: Tensor
+    """uint8, all bytes after the header. Tensors made of it keep the mapping alive."""
+    _tensors: Mapping[str, Mapping[str, _Part]]
+    """Tensor name -> its parts by their names, both in the file's order."""
 
     @property
     def tensor_names(self) -> list[str]:
         """In the file's order."""
-        return list(dict.fromkeys(map(tensor_name, self.parts)))
+        return list(self._tensors)
+
+    def part_names(self, tensor_name: str) -> list[str]:
+        return list(self._tensors[tensor_name])
 
     def read(self, name: str, shape: tuple[int, ...]) -> PackedTensor:
         """One tensor, in place. Raises BrokenModelError when a part is missing or the shape is another."""
-        return tensor_from_parts(name, self.parts, shape)
+        parts = {part_name: self._values(part) for part_name, part in self._tensors[name].items()}
+        return tensor_from_parts(name, parts, shape)
+
+    def _values(self, part: _Part) -> Tensor:
+        data = self._data[part.begin : part.end]
+        if data.data_ptr() % ALIGNMENT:
+            data = data.clone()  # The first files of version 1 were not aligned.
+        return data.view(part.dtype).view(part.shape)
 
 
 def map_weights(file: Path) -> MappedWeights:
@@ -121,8 +141,11 @@ def map_weights(file: Path) -> MappedWeights:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             data = torch.frombuffer(mapping, dtype=torch.uint8)[data_start:]
-        parts = {name: _part(name, entry, data) for name, entry in header.items() if not name.startswith(_PADDING)}
-        return MappedWeights(metadata["format"], metadata["content_sha256"], metadata["weight_format"], parts)
+        tensors: dict[str, dict[str, _Part]] = {}
+        for name in sorted(header, key=lambda name: header[name]["data_offsets"]):
+            if not name.startswith(_PADDING):
+                tensors.setdefault(tensor_name(name), {})[name] = _part(name, header[name], len(data))
+        return MappedWeights(metadata["format"], metadata["content_sha256"], metadata["weight_format"], data, tensors)
     # A damaged header surfaces as whatever reading it trips over.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise BrokenModelError(f"{file} is damaged or missing: {error}. Pull the model again.") from None
@@ -142,14 +165,13 @@ def content_hash(weights: MappedWeights, shapes: Mapping[str, tuple[int, ...]]) 
     return digest.hexdigest()
 
 
-def _part(name: str, entry: dict[str, Any], data: Tensor) -> Tensor:
-    dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if not (0 <= begin <= end <= len(data) and end - begin == num_bytes and all(n >= 0 for n in shape)):
+def _part(name: str, entry: dict[str, Any], num_data_bytes: int) -> _Part:
+    part = _Part(_DTYPES[entry["dtype"]], tuple(entry["shape"]), *entry["data_offsets"])
+    num_bytes = math.prod(part.shape) * part.dtype.itemsize
+    is_within = 0 <= part.begin <= part.end <= num_data_bytes and part.end - part.begin == num_bytes
+    if not is_within or any(n < 0 for n in part.shape):
         raise ValueError(f"{name} does not lie within the file")
-    if data[begin:].data_ptr() % ALIGNMENT:
-        raise ValueError(f"{name} is not aligned")
-    return data[begin:end].view(dtype).view(shape)
+    return part
 
 
 def _digest_tensor(digest: hashlib._Hash, name: str, tensor: PackedTensor) -> int:

@@ -14,15 +14,15 @@ from chatkv.engine.quant.formats import parts_of
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.uint8: "U8", torch.int8: "I8"}
 
 
-def write_v1(source: WeightSource, folder: Path, weight_format: str) -> str:
-    """model.safetensors, config.json and chatkv.json; returns the content hash."""
+def write_v1(source: WeightSource, folder: Path, weight_format: str, *, is_aligned: bool = True) -> str:
+    """model.safetensors, config.json and chatkv.json; returns the content hash. The very first were not aligned."""
     digest, body, header = hashlib.sha256(), bytearray(), {}
     for name, tensor in source.tensors():
         for part_name, part in parts_of(name, tensor).items():
             data = part.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             frame = json.dumps([part_name, DTYPES[part.dtype], list(part.shape)]).encode()
             digest.update(len(frame).to_bytes(4, "little") + frame + data)
-            if gap := -len(body) % 64:
+            if is_aligned and (gap := -len(body) % 64):
                 offsets = [len(body), len(body) + gap]
                 header[f"padding.{len(header)}"] = {"dtype": "U8", "shape": [gap], "data_offsets": offsets}
                 body += bytes(gap)
@@ -31,7 +31,7 @@ def write_v1(source: WeightSource, folder: Path, weight_format: str) -> str:
             body += data
     facts = {"format": "chatkv-weights-1", "content_sha256": digest.hexdigest(), "weight_format": weight_format}
     text = json.dumps({"__metadata__": facts, **header}).encode()
-    text = text.ljust(len(text) + -(len(text) + 8) % 64)
+    text = text.ljust(len(text) + -(len(text) + 8) % (64 if is_aligned else 8))
     weights = folder / "model.safetensors"
     weights.write_bytes(len(text).to_bytes(8, "little") + text + body)
     config = folder / "config.json"

@@ -28,11 +28,11 @@ LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 FORMATS = {"Q4_0": "int4-g32", "Q4_1": "int4-affine-g32", "Q8_0": "int8-g32", "BF16": "bf16"}
 
 
-def old_model(tmp_path: Path, type_name: str = "Q4_1") -> Path:
+def old_model(tmp_path: Path, type_name: str = "Q4_1", *, is_aligned: bool = True) -> Path:
     write_gguf(tmp_path / "m.gguf", "llama", LLAMA, random_tensors(ModelConfig.from_hf(LLAMA)), type_name)
     folder = tmp_path / "old"
     folder.mkdir()
-    write_v1(open_source(tmp_path / "m.gguf"), folder, FORMATS[type_name])
+    write_v1(open_source(tmp_path / "m.gguf"), folder, FORMATS[type_name], is_aligned=is_aligned)
     return folder
 
 
@@ -53,11 +53,12 @@ def assert_manifest_fits(folder: Path, *, is_final: bool = False) -> None:
         assert set(os.listdir(folder)) == {"chatkv.json", "config.json", "model.safetensors"}
 
 
+@pytest.mark.parametrize("is_aligned", [True, False])
 @pytest.mark.parametrize("type_name", FORMATS)
 def test_an_old_model_becomes_what_an_import_writes(
-    tmp_path: Path, type_name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, type_name: str, is_aligned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, fresh = old_model(tmp_path, type_name), tmp_path / "fresh"
+    folder, fresh = old_model(tmp_path, type_name, is_aligned=is_aligned), tmp_path / "fresh"
     fresh.mkdir()
     old = map_weights(folder / "model.safetensors")
     assert write_weights(open_source(tmp_path / "m.gguf"), fresh).content_sha256 == old.content_sha256

@@ -108,7 +108,8 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "negative shape": lambda h: h["a.weight.t4a"].update(shape=[-4, -2, 320]),
     "shape of words": lambda h: h["a.weight.t4a"].update(shape=["4", 2, 320]),
     "unknown type": lambda h: h["a.weight.t4a"].update(dtype="U3"),
-    "unaligned": lambda h: h["d.weight"].update(data_offsets=[n - 1 for n in h["d.weight"]["data_offsets"]]),
+    "offsets of another kind": lambda h: h["d.weight"].update(data_offsets=["0", "60"]),
+    "three offsets": lambda h: h["d.weight"].update(data_offsets=[0, 60, 60]),
     "no type": lambda h: h["a.weight.t4a"].pop("dtype"),
     "no metadata": lambda h: h.pop("__metadata__"),
     "no format": lambda h: h["__metadata__"].pop("format"),
@@ -133,3 +134,20 @@ def test_what_is_no_weights_file_is_refused(tmp_path: Path, data: bytes) -> None
     file.write_bytes(data)
     with pytest.raises(BrokenModelError, match="Pull the model again"):
         map_weights(file)
+
+
+def test_tensors_that_do_not_lie_aligned_are_copied(tmp_path: Path) -> None:
+    """As in the first files of version 1."""
+    file = tmp_path / "model.safetensors"
+    content = tensors()
+    content_sha256 = written(file, content)
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    file.write_bytes((size + 3).to_bytes(8, "little") + data[8 : 8 + size] + b"   " + data[8 + size :])
+    weights = map_weights(file)
+    assert content_hash(weights, SHAPES) == content_sha256
+    ((addresses, _),) = mappings(file)
+    for name, shape in SHAPES.items():
+        (part,) = parts_of(name, weights.read(name, shape)).values()
+        assert part.data_ptr() % 64 == 0
+        assert part.data_ptr() not in addresses
