@@ -10,6 +10,7 @@ from chatkv.engine.errors import (
     BrokenModelError,
     EngineError,
     InvalidRequestError,
+    ModelStorageError,
     PromptTooLongError,
     QueueFullError,
     TemplateError,
@@ -79,7 +80,7 @@ def to_api_error(error: Exception) -> ApiError:
             return invalid_value(str(error), error.param)
         case TemplateError():
             return ApiError(400, str(error), "template_error", param="messages")
-        case BrokenModelError() | UnsupportedModelError():
+        case BrokenModelError() | UnsupportedModelError() | ModelStorageError():
             return ApiError(400, str(error), "model_unusable", param="model")
         case EngineError():
             return ApiError(400, str(error), "invalid_value")
