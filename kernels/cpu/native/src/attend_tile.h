@@ -11,7 +11,6 @@ CHATKV_NS_BEGIN
 
 constexpr int TILE_BLOCKS = KEY_TILE / TILE;
 constexpr int MAX_TOGETHER = 6;
-constexpr int BLOCKS_AHEAD = 4;
 constexpr int LINE_BYTES = 64;
 
 // Vectors side by side for which sums of `num_queries` fit in the registers: 32 of 16 lanes, 16 of 8, 32 of 4.
@@ -32,18 +31,17 @@ CHATKV_INLINE vf16 load_numbers(const int8_t* from) { return to_float(load_int8(
 
 // One KV head's part of the blocks of a tile. Pointers of blocks that no query sees are not for reading.
 template <class Number> struct KeyTile {
-    const Number* images[2 * TILE_BLOCKS + BLOCKS_AHEAD]; // K, V, then K of the next tile
-    const float* key_scales[TILE_BLOCKS]; // [TILE]
+    const Number* keys[TILE_BLOCKS];      // each [head_dim][TILE]
+    const Number* values[TILE_BLOCKS];    // each [TILE][head_dim]
+    const Number* next_keys[TILE_BLOCKS]; // of the tile that comes after
+    const float* key_scales[TILE_BLOCKS]; // each [TILE]; int8 alone
     const float* value_scales[TILE_BLOCKS];
     bool has_scales;
     int head_dim;
-
-    const Number* const* keys() const { return images; }                 // each [head_dim][TILE]
-    const Number* const* values() const { return images + TILE_BLOCKS; } // each [TILE][head_dim]
 };
 
-// Blocks lie apart in the pool, so the processor's own reading ahead stops at each block's end. While one image is
-// read, the one BLOCKS_AHEAD after it comes, line by line.
+// Blocks lie apart in the pool, so the processor's own reading ahead stops at each block's end. While K of a block is
+// read, its V comes, line by line; while V is read, K of the next tile.
 CHATKV_INLINE void fetch(const void* ahead) { __builtin_prefetch(ahead); }
 
 // It sees keys [begin, end) of the tile; begin = end = 0: none.
@@ -77,7 +75,7 @@ void score_blocks(const KeyTile<Number>& tile, int block, const Query* queries, 
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = zero();
     const Number *from[V], *ahead[V];
-    for (int v = 0; v < V; v++) from[v] = tile.keys()[block + v], ahead[v] = tile.keys()[block + v + BLOCKS_AHEAD];
+    for (int v = 0; v < V; v++) from[v] = tile.keys[block + v], ahead[v] = tile.values[block + v];
     const float* numbers[R];
     for (int r = 0; r < R; r++) numbers[r] = queries[r].numbers;
     for (int d = 0; d < head_dim; d++) {
@@ -162,8 +160,8 @@ void add_values(
         for (int v = 0; v < V; v++) sums[r][v] = load(outputs + r * head_dim + column + v * TILE);
     for (int key = begin; key < end;) {
         const int offset = key % TILE * head_dim + column;
-        const Number *from = tile.values()[key / TILE] + offset;
-        const Number *ahead = tile.values()[key / TILE + BLOCKS_AHEAD] + offset;
+        const Number *from = tile.values[key / TILE] + offset;
+        const Number *ahead = tile.next_keys[key / TILE] + offset;
         const int block_end = key - key % TILE + TILE, stop = end < block_end ? end : block_end;
         for (; key < stop; key++, from += head_dim, ahead += head_dim) {
             for (int i = 0; i < V * TILE; i += LINE_BYTES / int(sizeof(Number))) fetch(ahead + i);

@@ -73,20 +73,25 @@ template <class Number> KeyTile<Number> find_tile(const Queries& queries, int fi
     const int64_t values_of_head = keys_of_head + pool.num_kv_heads;
     const int64_t image_bytes = int64_t(pool.head_dim) * TILE * sizeof(Number);
     const int begin = queries.begin_key(first) / TILE, end = (queries.end_key(last) + TILE - 1) / TILE;
+    const auto find_block = [&](int index) {
+        index = index < begin ? begin : index < end ? index : end - 1; // nobody sees it: any that is there
+        return pool.data + queries.span.block_table[index] * pool.block_bytes;
+    };
     KeyTile<Number> tile;
     tile.has_scales = pool.format == KV_INT8;
     tile.head_dim = pool.head_dim;
-    for (int i = 0; i < TILE_BLOCKS + BLOCKS_AHEAD; i++) {
-        int index = key_tile * TILE_BLOCKS + i;
-        index = index < begin ? begin : index < end ? index : end - 1; // those that nobody sees: any that are there
-        const uint8_t* block = pool.data + queries.span.block_table[index] * pool.block_bytes;
-        const uint8_t *keys = block + keys_of_head * image_bytes, *values = block + values_of_head * image_bytes;
-        tile.images[i < TILE_BLOCKS ? i : TILE_BLOCKS + i] = reinterpret_cast<const Number*>(keys);
-        if (i >= TILE_BLOCKS) continue;
-        tile.images[TILE_BLOCKS + i] = reinterpret_cast<const Number*>(values);
+    for (int i = 0; i < TILE_BLOCKS; i++) {
+        const uint8_t* block = find_block(key_tile * TILE_BLOCKS + i);
+        const uint8_t* next_block = find_block((key_tile + 1) * TILE_BLOCKS + i);
+        tile.keys[i] = reinterpret_cast<const Number*>(block + keys_of_head * image_bytes);
+        tile.values[i] = reinterpret_cast<const Number*>(block + values_of_head * image_bytes);
+        tile.next_keys[i] = reinterpret_cast<const Number*>(next_block + keys_of_head * image_bytes);
+        if (!tile.has_scales) continue;
         const float* scales = reinterpret_cast<const float*>(block + pool.scales_offset);
         tile.key_scales[i] = scales + keys_of_head * TILE;
         tile.value_scales[i] = scales + values_of_head * TILE;
+        fetch(tile.key_scales[i]);
+        fetch(tile.value_scales[i]);
     }
     return tile;
 }
