@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     kv_host_bytes: ByteSize | None = None
     """RAM for blocks that leave the device; default none on the CPU, whose pool is RAM itself."""
     kv_dtype: Literal["auto", "int8"] = "auto"
-    """int8 takes little more than a quarter of fp32's memory and disk per token, at a small cost in quality."""
+    """int8 takes little more than half of the memory and disk per token, at a small cost in quality."""
     kv_encryption: bool = False
     """Encrypt the disk store; its key is a file beside the service's other keys."""
     idle_unload_s: float = Field(3600.0, ge=0)
@@ -62,7 +62,9 @@ class Settings(BaseSettings):
     nice: int = Field(5, ge=0, le=19)
     """How far the service stands back behind other programs, the terminal app among them."""
     threads: int | None = Field(None, ge=1)
-    """Threads of the CPU backend; default: physical cores."""
+    """Threads of the CPU kernels; default: physical cores."""
+    cpu_kernels: Literal["auto", "torch"] = "auto"
+    """auto: chatkv's own kernels where they can be had and suit the model; torch is several times slower."""
     check_integrity: bool = False
     ascii_ui: bool = False
     """Plain ASCII glyphs in the terminal app."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 
 from .config import BLOCK_SIZE
 from .errors import EngineError
 from .kv_layout import KVLayout
-from .models.config import ModelConfig
-from .models.names import tensor_shapes
 
 CPU_POOL_SHARE = 0.25
 CPU_POOL_LIMIT_BYTES = 4 << 30
@@ -68,21 +65,16 @@ def plan_pool(
     origin = "25 % of memory, at most 4 GiB" if pool_bytes is None else "as set"
     if num_blocks == context_blocks:
         origin = "one context"
-    width = " in 8 bits" if layout.is_quantised else ""
     explanation = (
-        f"KV cache: {num_blocks} blocks of {BLOCK_SIZE} tokens{width}, {_size(num_blocks * block_bytes)} ({origin}), "
-        f"room for {num_blocks * BLOCK_SIZE} tokens or {num_blocks // context_blocks} full contexts."
+        f"KV cache: {num_blocks} blocks of {BLOCK_SIZE} tokens in {layout.kv_dtype}, "
+        f"{_size(num_blocks * block_bytes)} ({origin}), room for {num_blocks * BLOCK_SIZE} tokens or {num_blocks // context_blocks} full contexts."
     )
     return PoolPlan(num_blocks, block_bytes, max_context_tokens, explanation)
 
 
 def _hint(layout: KVLayout) -> str:
-    return "" if layout.is_quantised else ' With kv_dtype = "int8" a token takes little more than a quarter.'
-
-
-def cpu_weight_bytes(config: ModelConfig) -> int:
-    """What the weights take once loaded on the CPU, where every number is held in float32."""
-    return 4 * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    share = {"fp32": "a quarter", "fp16": "half"}.get(layout.kv_dtype)
+    return f' With kv_dtype = "int8" a token takes little more than {share}.' if share else ""
 
 
 def machine_memory_bytes() -> int:

@@ -115,7 +115,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [
             ("version", found["version"]),
             ("model", f"{model['name'] or 'none'} ({model['state'].replace('_', ' ')})"),
-            ("device", found["device"]),
+            ("device", f"{found['device']}, {model['kernels']}" if model.get("kernels") else found["device"]),
             ("requests", f"{found['num_running']} running, {found['num_waiting']} waiting"),
         ]
         if device:

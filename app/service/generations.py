@@ -13,6 +13,7 @@ from .loaded import LoadedModel
 from .model_manager import ModelManager
 from .outputs import OutputStream, new_request_id
 from .preparation import check_token_ids, render
+from .wakeup import LoopWaker
 
 
 class Generations:
@@ -20,6 +21,7 @@ class Generations:
         self._models = models
         self._text_pool = text_pool
         self._running: dict[str, OutputStream] = {}
+        self._waker: LoopWaker | None = None
         self._is_stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -63,7 +65,8 @@ class Generations:
             if not self._running:
                 self._idle.set()
 
-        stream = OutputStream(model, request, on_close)
+        self._waker = self._waker or LoopWaker()
+        stream = OutputStream(model, request, on_close, self._waker)
         self._running[request.request_id] = stream
         self._idle.clear()
         try:

@@ -143,6 +143,8 @@ class LoadedModel:
     """The smaller of the setting and what the model was trained for."""
     num_embd: int
     device: str
+    kernels: str
+    """For people: which kernels run it, on how many threads."""
     default_sampling: Mapping[str, float]
     """Of the model's own generation_config.json: SamplingParams fields."""
     block_bytes: int

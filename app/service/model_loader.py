@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from chatkv.engine.kv_layout import KVLayout
 
 log = logging.getLogger(__name__)
-BYTES_PER_EXPANDED_WEIGHT = 4
-"""The CPU path holds weights as fp32."""
 _SAMPLING_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 _SHARE_OF_IMPORT = 0.2
 """Importing torch is a noticeable part of a small model's start."""
@@ -65,15 +63,18 @@ def load_model(
     from chatkv.engine.planner import machine_memory_bytes, plan_pool
     from chatkv.engine.sampler import Sampler
     from chatkv.engine.text.run_memory import RunMemory
+    from chatkv.kernels import KernelChoice
 
     from .model_text import ModelText
 
     kv_store.attaching = None
     on_progress(_SHARE_OF_IMPORT)
-    torch.set_num_threads(settings.threads or num_physical_cores())
+    num_threads = settings.threads or num_physical_cores()
+    torch.set_num_threads(num_threads)
     text = ModelText(installed.path)
     decoder = load_weights(
         installed.path,
+        KernelChoice(cpu_kernels=settings.cpu_kernels, num_threads=num_threads),
         on_progress=lambda share: on_progress(_SHARE_OF_IMPORT + (1 - _SHARE_OF_IMPORT) * share),
         kv_dtype=settings.kv_dtype,
     )
@@ -81,11 +82,11 @@ def load_model(
     plan = plan_pool(
         decoder.layout,
         context_tokens,
-        weight_bytes=installed.num_params * BYTES_PER_EXPANDED_WEIGHT,
+        weight_bytes=decoder.weight_bytes,
         memory_bytes=machine_memory_bytes(),
         pool_bytes=settings.kv_bytes,
     )
-    log.info("%s", plan.explanation)
+    log.info("%s runs on %s. %s", installed.name, decoder.kernels, plan.explanation)
     eos_ids = text.tokenizer.eos_ids
     # Rows of the head beyond the tokenizer's ids are padding.
     num_tokens = min(decoder.config.vocab_size, text.vocab_size)
@@ -118,6 +119,7 @@ def load_model(
         context_tokens=engine.max_context_tokens,
         num_embd=decoder.config.hidden_size,
         device="cpu",
+        kernels=decoder.kernels,
         default_sampling=default_sampling(installed.path),
         block_bytes=decoder.layout.block_bytes,
         engine=EngineThread(engine),

@@ -107,6 +107,7 @@ class ModelManager:
             "error": self._error,
             "context_tokens": loaded.context_tokens if loaded else None,
             "weight_format": loaded.installed.weight_format if loaded else None,
+            "kernels": loaded.kernels if loaded else None,
         }
 
     def resolve(self, model_id: str | None) -> InstalledModel:

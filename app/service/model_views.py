@@ -51,10 +51,12 @@ def app_model(
 
 
 def _fits(installed: InstalledModel | None, entry: CatalogueEntry | None) -> bool:
-    """Whether the weights, which the CPU path expands to fp32, leave room in memory."""
+    """Whether the weights leave room in memory: as they lie on disk where native kernels read them, else as floats."""
     num_params = (installed.num_params if installed else 0) or (entry.num_params if entry else 0)
+    packed_bytes = (installed.size_bytes if installed else 0) or (entry.download_bytes if entry else 0)
+    is_quantised = packed_bytes < num_params * 2
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return num_params * 4 < total_bytes * 0.75
+    return (packed_bytes if is_quantised else num_params * 4) < total_bytes * 0.75
 
 
 def _unix_time(stamp: str) -> int:

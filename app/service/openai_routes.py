@@ -88,10 +88,12 @@ class OpenAiRoutes:
             outputs = await stream.next(self.service.keep_alive_s)
             if not outputs:
                 yield KEEP_ALIVE
+            events: list[bytes] = []
             for output in outputs:
                 completion.add(output)
-                for chunk in completion.chunks(output):
-                    yield sse_event(chunk)
+                events += map(sse_event, completion.chunks(output))
+            if events:
+                yield b"".join(events)
         self._remember(stream, completion)
         if completion.failure is not None:
             yield sse_event(completion.failure.body())

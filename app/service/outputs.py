@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from chatkv.engine.request import GenerationRequest, RequestOutput
 
 from .loaded import LoadedModel
+from .wakeup import LoopWaker, Wakeup
 
 MAX_BUFFERED = 16_384
 """Outputs a reader may be behind. One that is further behind has stopped reading: its request is cancelled."""
@@ -20,7 +21,7 @@ MAX_BUFFERED = 16_384
 class OutputStream:
     """One request: submitted with `start`, read with `next`, ended with `close` (which cancels what still runs).
 
-    The engine thread only appends to a deque and wakes the loop once per batch, however many tokens it makes.
+    The engine thread only appends to a deque, and wakes the loop once for all that is there when the loop gets to it.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class OutputStream:
         model: LoadedModel,
         request: GenerationRequest,
         on_close: Callable[[], None],
+        waker: LoopWaker,
         max_buffered: int = MAX_BUFFERED,
     ):
         self.model = model
@@ -37,7 +39,8 @@ class OutputStream:
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[RequestOutput] = deque()
         self._lock = threading.Lock()
-        self._wakeup = asyncio.Event()
+        self._waker = waker
+        self._wakeup = Wakeup()
         self._is_wakeup_due = False
         self._is_overflown = False
         self._is_closed = False
@@ -86,13 +89,9 @@ class OutputStream:
 
     async def next(self, timeout_s: float | None = None) -> Sequence[RequestOutput]:
         """All outputs that wait; none only when `timeout_s` has passed."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self._buffer:
-                    self._wakeup.clear()
-                    await self._wakeup.wait()
-        except TimeoutError:
-            return ()
+        while not self._buffer:
+            if not await self._wakeup.wait(timeout_s):
+                return ()
         with self._lock:
             self._is_wakeup_due = False
             outputs = tuple(self._buffer)
@@ -114,7 +113,7 @@ class OutputStream:
             self.cancel()
         if is_wakeup_needed:
             try:
-                self._loop.call_soon_threadsafe(self._wakeup.set)
+                self._waker.wake(self._wakeup)
             except RuntimeError:  # The loop is closed: the service ends, nobody reads any more.
                 self.cancel()
 

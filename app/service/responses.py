@@ -20,11 +20,16 @@ SSE_HEADERS = {
 KEEP_ALIVE = b": keep-alive\n"
 """A comment line. Not `: ping` (Continue ends the stream there), and no blank line (old readers dispatch on it)."""
 DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def compact_json(value: Any) -> bytes:
     """One line, no spaces, valid UTF-8 (lone surrogates, as file names may hold them, become U+FFFD)."""
-    return clean_text(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
+    text = _ENCODER.encode(value)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return clean_text(text).encode()
 
 
 def sse_event(value: Any) -> bytes:

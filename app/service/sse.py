@@ -1,4 +1,4 @@
-"""A server-sent stream: headers at once, one write per event, and a client that is gone ends the work."""
+"""A server-sent stream: headers at once, events as they come, and a client that is gone ends the work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class EventStream(StreamingResponse):
-    """Sends `events` (ready-made bytes, keep-alive comments among them), each in one write.
+    """Sends `events` (ready-made bytes, keep-alive comments among them), each yield in one write.
 
     `on_close` is called however it ends: at its end, by an error, or because the client's side of the socket closed,
     even before the first event. A slow reader makes `send` wait; whoever fills the generator bounds what piles up.

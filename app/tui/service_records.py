@@ -19,6 +19,8 @@ class ModelState:
     error: str = ""
     context_tokens: int = 0
     weight_format: str = ""
+    kernels: str = ""
+    """Which run it: "native ..." or "torch ..."."""
 
     @classmethod
     def from_json(cls, data: Json | None) -> ModelState:
@@ -30,6 +32,7 @@ class ModelState:
             sanitize_line(string(data, "error")),
             integer(data, "context_tokens"),
             sanitize_line(string(data, "weight_format")),
+            sanitize_line(string(data, "kernels")),
         )
 
 

@@ -41,8 +41,8 @@ def model_part(board: Board, width: int, palette: Palette) -> Part:
             return [("service lost · reconnecting", palette.bad)]
         return [("starting the service", palette.warn)]
     if model.state == "ready":
-        facts = (model.weight_format.partition("-")[0], board.status.device) if width >= DETAILS_FROM_CELLS else ()
-        details = " ".join(part for part in facts if part)
+        facts = (model.weight_format.partition("-")[0], board.status.device, model.kernels.partition(" ")[0])
+        details = " ".join(part for part in facts if part) if width >= DETAILS_FROM_CELLS else ""
         return [(model.name, palette.good), (f" {details}" if details else "", palette.dim)]
     if model.state == "loading":
         return [(f"loading {model.name} {100 * model.progress:.0f} %", palette.warn)]

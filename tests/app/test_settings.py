@@ -49,6 +49,7 @@ def test_an_empty_variable_is_not_set(paths: Paths, monkeypatch: pytest.MonkeyPa
         ('kv_disk_bytes = "much"', 'kv_disk_bytes\': not a size: write a number of bytes, or text such as "20GiB"'),
         ("kv_disk_bytes = -1", "kv_disk_bytes': not a size"),
         ('kv_dtype = "fp4"', "kv_dtype"),
+        ('cpu_kernels = "gpu"', "cpu_kernels"),
         ("idle_unload_s = -1", "idle_unload_s"),
     ],
 )

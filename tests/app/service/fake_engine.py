@@ -459,6 +459,7 @@ class FakeModels:
             context_tokens=installed.context_tokens,
             num_embd=64,
             device="cpu",
+            kernels="native AVX2, 2 threads",
             default_sampling={},
             block_bytes=4096,
             engine=engine,

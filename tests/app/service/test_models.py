@@ -158,6 +158,7 @@ async def test_status_and_metrics(running: Running) -> None:
         "error": None,
         "context_tokens": 4096,
         "weight_format": "int4",
+        "kernels": "native AVX2, 2 threads",
     }
     assert status["tiers"]["device"]["num_blocks"] == 64
     assert status["url"] is None
