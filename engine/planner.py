@@ -67,7 +67,8 @@ def plan_pool(
         origin = "one context"
     explanation = (
         f"KV cache: {num_blocks} blocks of {BLOCK_SIZE} tokens in {layout.kv_dtype}, "
-        f"{_size(num_blocks * block_bytes)} ({origin}), room for {num_blocks * BLOCK_SIZE} tokens or {num_blocks // context_blocks} full contexts."
+        f"{_size(num_blocks * block_bytes)} ({origin}), room for {num_blocks * BLOCK_SIZE} tokens or "
+        f"{num_blocks // context_blocks} full contexts."
     )
     return PoolPlan(num_blocks, block_bytes, max_context_tokens, explanation)
 
