@@ -12,6 +12,8 @@ import asyncio
 import json
 import os
 import shlex
+import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -72,6 +74,7 @@ def main() -> None:
     pair = Pair(llama, options.gguf, options.home.absolute(), options.repeats, not options.peer_only)
     print(json.dumps({"peer": llama.version(), "options": " ".join(llama.command[1:])}), flush=True)
     report = Report()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # By way of what stops the servers.
     asyncio.run(run(pair, options.only, report))
     report.print_table()
 

@@ -175,8 +175,10 @@ class OurServer(Server):
         if not (self.home / "data" / "models" / MODEL_NAME / "chatkv.json").exists():
             command = [sys.executable, "-m", "chatkv.app"]
             environment = self.service.environment
-            subprocess.run([*command, "pull", str(gguf), "--name", MODEL_NAME], env=environment, check=True)
-            subprocess.run([*command, "stop"], env=environment, check=False)
+            try:
+                subprocess.run([*command, "pull", str(gguf), "--name", MODEL_NAME], env=environment, check=True)
+            finally:
+                subprocess.run([*command, "stop"], env=environment, check=False)
 
     def launch(self) -> None:
         command = [sys.executable, "-m", "chatkv.app.service"]
