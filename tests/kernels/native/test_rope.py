@@ -59,6 +59,18 @@ def test_queries_and_keys_agree_with_the_reference(head_dim: int, has_norm: bool
     assert torch.equal(stored[:, NUM_HEADS + NUM_KV_HEADS :], heads[:, NUM_HEADS + NUM_KV_HEADS :])
 
 
+def test_rotation_rounds_one_product_and_the_sum() -> None:
+    """In float64 a product of two floats is exact, so a sum rounded to float is the one of an fma."""
+    heads, (cos, sin) = heads_of(64), angles_of(64)
+    stored = rope_store(heads, new_pool(64, torch.float16), SLOTS, angles=(cos, sin))
+    a, b = heads.chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first = (a.double() * cos.double() - (b * sin).double()).float()
+    second = (b.double() * cos.double() + (a * sin).double()).float()
+    num_rotated = NUM_HEADS + NUM_KV_HEADS
+    assert torch.equal(stored[:, :num_rotated], torch.cat((first, second), dim=-1)[:, :num_rotated])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 256])
 @pytest.mark.parametrize("layer", [0, 2])
