@@ -53,30 +53,31 @@ class Decoder:
         self.config = config
         self._facts = facts
         self._inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
-        self._executor = executor_for(choice, program_of(config, read), on_progress)
-        kv_dtypes = self._executor.kv_dtypes
+        self.program = program_of(config, read)
+        self.executor = executor_for(choice, self.program, on_progress)
+        kv_dtypes = self.executor.kv_dtypes
         if kv_dtype not in (AUTO, *kv_dtypes):
             raise ValueError(f"kv_dtype {kv_dtype!r} is unknown here: {AUTO!r}, {', '.join(map(repr, kv_dtypes))}")
         kv_dtype = kv_dtypes[0] if kv_dtype == AUTO else kv_dtype
-        self.layout = KVLayout.of(config, kv_dtype, self._executor.keys_by)
+        self.layout = KVLayout.of(config, kv_dtype, self.executor.keys_by)
 
     @property
     def device(self) -> torch.device:
-        return self._executor.device
+        return self.executor.device
 
     @property
     def kernels(self) -> str:
         """For people: which kernels run it, on how many threads."""
-        return self._executor.description
+        return self.executor.description
 
     @property
     def weight_bytes(self) -> int:
         """What its weights take in memory."""
-        return self._executor.weight_bytes
+        return self.executor.weight_bytes
 
     def run(self, rows: StepRows, kv: KVBlocks) -> StepResult:
         """Run every row through all layers, writing its K and V. kv: `KVLayout.views` of the pool."""
-        return self._executor.run(rows, kv)
+        return self.executor.run(rows, kv)
 
     def fingerprint_facts(self) -> dict[str, Any]:
         """All that decides what a stored number means (DESIGN.md section 6), ready for canonical JSON.
@@ -92,7 +93,7 @@ class Decoder:
         return {
             "format_version": FORMAT_VERSION,
             "numerics_epoch": NUMERICS_EPOCH,
-            "numerics": self._executor.numerics(),
+            "numerics": self.executor.numerics(),
             "shape": shape,
             "rope": {"inverse_frequencies_f32": frequencies, "attention_factor": config.rope.attention_factor},
             "layer_windows": list(config.layer_windows),

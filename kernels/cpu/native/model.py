@@ -90,6 +90,16 @@ class NativeModel:
         del spans, block_ids
         return StepResult(logits, self._buffers.is_finite[: len(rows.token_ids)])
 
+    def timed_run(self, rows: StepRows, kv: KVBlocks) -> list[int]:
+        """Nanoseconds that each of the program's operations took in `run`."""
+        times = (ctypes.c_int64 * self._lowered.num_ops)()
+        self._step.op_ns = ctypes.addressof(times)
+        try:
+            self.run(rows, kv)
+        finally:
+            self._step.op_ns = None
+        return list(times)
+
     def _run(self, selected: Sequence[int], *, is_first: bool) -> Tensor:
         """All operations, or those behind the layers again, for other rows -> logits of the rows `selected`."""
         step, lowered, num_selected = self._step, self._lowered, len(selected)

@@ -97,6 +97,6 @@ def test_threads_and_instruction_sets_give_the_same_bits(monkeypatch: pytest.Mon
     for variant in native_library().variants:
         for threads in (1, 2, 4):
             model = tiled_decoder_of(BASE | MODELS["llama"], "int4", KernelChoice(num_threads=threads))
-            model._executor._variant = variant
+            model.executor._variant = variant
             found.append(whole_logits(model, ids))
     assert all(torch.equal(logits, found[0]) for logits in found)

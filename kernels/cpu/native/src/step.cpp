@@ -13,7 +13,7 @@ namespace {
 constexpr int CHUNKS_PER_THREAD = 4;     // so that a thread that starts late or is slow leaves little to wait for
 constexpr int MIN_TILES_PER_CHUNK = 2;   // of one row: 10 KB of weights and more
 constexpr int ROWS_PER_LINEAR = 128;     // their quanta stay in the second cache while tiles go by
-constexpr int QUERY_ROWS_PER_CHUNK = 48; // rows x heads that share one conversion of K and V
+constexpr int QUERY_ROWS_PER_CHUNK = 48; // rows x heads that share the reading of K and V
 constexpr int MAX_ROWS_IN_PARTS = 4;
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
