@@ -10,6 +10,7 @@ from tiny import BASE, decoder_of, random_ids, runner_of
 from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.models.native import load_model, write_weights
 from chatkv.engine.models.source import open_source
+from chatkv.kernels import KernelChoice
 from tests.kv_compare import Quality, compare, mix_scales_of_positions, swap_scales_of_heads
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
@@ -42,7 +43,7 @@ def folder(default_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.mark.slow
 def test_the_default_model(folder: Path) -> None:
     def model(kv_dtype: str) -> Decoder:
-        return load_model(folder, kv_dtype=kv_dtype)
+        return load_model(folder, KernelChoice(cpu_kernels="torch"), kv_dtype=kv_dtype)
 
     plain, int8 = (runner_of(model(kv_dtype), 50) for kv_dtype in ("fp32", "int8"))
     ids = random_ids(600, 49152, seed=1)
