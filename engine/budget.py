@@ -9,6 +9,8 @@ NUM_TOKENS_UNMEASURED = 2 * BLOCK_SIZE
 GROWTH_LIMIT = 2.0
 """One measurement at most doubles the rate: a lucky timing must not freeze the chats in the next step."""
 SMOOTHING = 0.3
+QUICK_SHARE = 0.25
+"""Of the target: after so short a step, twice as many tokens are no risk."""
 
 
 class TokenBudget:
@@ -31,7 +33,7 @@ class TokenBudget:
         measured = min(num_tokens / max(duration_s, 1e-6), self._tokens_per_s * GROWTH_LIMIT)
         if duration_s > 1.5 * self._target_step_s:
             self._tokens_per_s = min(self._tokens_per_s, measured)
-        elif 2 * num_tokens < self.num_tokens:
+        elif 2 * num_tokens < self.num_tokens or duration_s < QUICK_SHARE * self._target_step_s:
             # A step of few rows pays for reading the weights all the same: its rate is a lower bound, no more.
             self._tokens_per_s = max(self._tokens_per_s, measured)
         else:

@@ -291,3 +291,13 @@ def test_who_waits_does_not_count_on_blocks_that_have_left() -> None:
         h.step()
     h.run()
     assert h.answers["again", 0].token_ids == h.expected(prompt(330))
+
+
+def test_a_fast_machine_is_known_after_a_few_steps() -> None:
+    """3 ms a step and 6,000 tokens a second: each step doubles the next one, and none is longer than wanted."""
+    budget = TokenBudget(512, target_step_s=0.25)
+    sizes = []
+    for _ in range(6):
+        sizes.append(budget.num_tokens)
+        budget.record(sizes[-1], 0.003 + sizes[-1] / 6000)
+    assert sizes == [32, 64, 128, 256, 512, 512]
