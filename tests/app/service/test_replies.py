@@ -374,7 +374,9 @@ async def test_a_subscriber_gets_what_is_told_before_it_reads(home: Path) -> Non
     hub.publish("reply_delta", message_id="m", text="a")
     hub.publish("reply_delta", message_id="other", text="x")
     hub.publish("reply_done", message={"id": "m"})
-    lines = [line async for line in subscriber.stream({"type": "turn"}, keep_alive_s=10)]
+    writes = [data async for data in subscriber.stream({"type": "turn"}, keep_alive_s=10)]
+    assert len(writes) == 2, "what waits comes together"
+    lines = b"".join(writes).split(b"\n\n")[:-1]
     assert [json.loads(line[6:])["type"] for line in lines] == ["turn", "reply_delta", "reply_done"]
     hub.unsubscribe(subscriber)
     assert hub.num_subscribers == 0
@@ -418,7 +420,7 @@ async def test_a_failed_flush_stops_the_reply_at_once_and_says_why(running: Runn
     async with Watcher(running) as watcher:
         await running.client.send_turn(chat["id"], "hold")
         await until(lambda: bool(watcher.of("reply_done")))
-    assert running.engine.num_active == 0
+    await until(lambda: running.engine.num_active == 0)
     done = watcher.of("reply_done")[0]["message"]
     assert (done["status"], done["content"]) == ("error", "holding")
     assert "no space" in done["error"]
