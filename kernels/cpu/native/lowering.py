@@ -17,12 +17,11 @@ from ...program import (
     Norm,
     Program,
     ProgramOp,
-    Register,
     RotateAndStore,
     Select,
     Take,
 )
-from ...weights import GROUP_SIZE, TiledWeight, Weight
+from ...weights import TiledWeight, Weight
 from .abi import TILE, Format, Matrix, Op, OpFlags, OpKind
 
 FORMATS = {"int4-affine": Format.INT4_AFFINE, "int4": Format.INT4, "int8": Format.INT8}
@@ -49,14 +48,6 @@ def why_unsuitable(program: Program) -> str | None:
     """Why native kernels cannot run `program`, for people; None: they can."""
     if not all(isinstance(weight, TiledWeight) for weight in program.matrices):
         return "native kernels need weights of 4 or 8 bits: choose a Q4 or Q8 model for several times the speed"
-    widths = {
-        "hidden size": program.hidden_size,
-        "attention width": program.width(Register.ATTENDED),
-        "intermediate size": program.intermediate_size,
-    }
-    for name, width in widths.items():
-        if width % GROUP_SIZE:
-            return f"native kernels need a {name} that {GROUP_SIZE} divides, this model's is {width}"
     if program.head_dim % TILE:
         return f"native kernels need a head size that {TILE} divides, this model's is {program.head_dim}"
     return None

@@ -7,6 +7,7 @@ import logging
 import weakref
 from array import array
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from .abi import KEY_TILE, TILE, KvFormat, Pool, Span, Step
 from .angles import AngleTable
 from .buffers import MAX_SELECTED_ROWS, StepBuffers
 from .build import NoCompilerError
+from .digest import digest_of, fixed_program
 from .library import VARIANT_NAMES, NativeLibrary, NativeThreads, native_library
 from .lowering import lower, why_unsuitable
 
@@ -49,6 +51,7 @@ class NativeModel:
 
     def __init__(self, program: Program, library: NativeLibrary, num_threads: int, variant: str | None = None) -> None:
         """variant: an instruction set of `library.variants`; the best when None. It changes no bit."""
+        self._library = library
         self._variant = variant or library.variants[0]
         self._threads = NativeThreads(library, num_threads)
         weakref.finalize(self, self._threads.close)
@@ -72,6 +75,7 @@ class NativeModel:
             "key_tile": KEY_TILE,
             "compute_dtype": "float32",
             "activation_quantisation": "int8-g32-symmetric",
+            "arithmetic": _arithmetic_digest(self._library, self._variant),
         }
 
     def run(self, rows: StepRows, kv: KVBlocks) -> StepResult:
@@ -160,6 +164,9 @@ class NativeModel:
         assert _lies(kv.keys, (2 * num_kv_heads * per_head, per_head, 1, block_size)), "not keys by dimension"
         assert _lies(kv.values, (2 * num_kv_heads * per_head, per_head, head_dim, 1)), "not values by position"
         assert kv.values.data_ptr() - kv.keys.data_ptr() == num_kv_heads * per_head * kv.keys.itemsize
+        if kv.key_scales is not None:
+            assert _lies(kv.key_scales, (2 * num_kv_heads * block_size, block_size, 1)), "not scales by position"
+            assert kv.key_scales.stride(0) * kv.key_scales.itemsize == kv.keys.stride(0) * kv.keys.itemsize
         start = kv.keys.data_ptr()
         self._step.pool = Pool(
             data=start,
@@ -171,6 +178,12 @@ class NativeModel:
             format=KV_FORMATS[kv.keys.dtype],
         )
         self._kv = kv
+
+
+@cache
+def _arithmetic_digest(library: NativeLibrary, variant: str) -> str:
+    model = NativeModel(fixed_program(), library, 1, variant)
+    return digest_of(lambda rows, kv: model.run(rows, kv).logits)
 
 
 def _lies(view: Tensor, strides: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gguf_files import write_gguf
-from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence
+from tiny import BASE, decoder_of, logits_of, random_ids, random_tensors, runner_of, sequence, tiled_decoder_of
 
 from chatkv.engine.block_hash import BlockHasher, CacheFingerprint
 from chatkv.engine.errors import BrokenModelError
@@ -20,6 +20,7 @@ from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.models.native import load_model, write_weights
 from chatkv.engine.models.source import open_source
+from chatkv.kernels import KernelChoice
 from chatkv.kernels.cpu import backend as cpu_backend
 from chatkv.kernels.cpu.digest import fixed_numbers
 
@@ -146,6 +147,24 @@ def test_another_instruction_set_or_other_bits(monkeypatch: pytest.MonkeyPatch) 
         patch.setattr(cpu_backend.reference, "silu_mul", lambda x: silu_mul(x).nextafter(torch.tensor(9.0)))
         assert not before & names_of(decoder_of(LLAMA))
     assert before == names_of(decoder_of(LLAMA))
+
+
+def test_native_kernels_have_names_of_their_own_whatever_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_names = names_of(tiled_decoder_of(LLAMA, "int8", KernelChoice(cpu_kernels="torch"), kv_dtype="int8"))
+    names = names_of(tiled_decoder_of(LLAMA, "int8"))
+    int8_names = names_of(tiled_decoder_of(LLAMA, "int8", kv_dtype="int8"))
+    assert len(torch_names | names | int8_names) == 12
+    assert names_of(tiled_decoder_of(LLAMA, "int8", KernelChoice(num_threads=3))) == names
+    for constant, value in (
+        ("engine.models.decoder.NUMERICS_EPOCH", 99),
+        ("engine.kv_layout.LAYOUT_BY_DIMENSION", {"keys": ("position",), "values": ("position",)}),
+        ("kernels.cpu.native.model.KEY_TILE", 64),
+        ("kernels.cpu.native.model._arithmetic_digest", lambda library, variant: "another"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"chatkv.{constant}", value)
+            assert not names & names_of(tiled_decoder_of(LLAMA, "int8")), constant
+    assert names_of(tiled_decoder_of(LLAMA, "int8")) == names
 
 
 def test_an_unknown_kv_dtype_is_refused(folder: Path) -> None:
