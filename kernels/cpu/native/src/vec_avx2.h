@@ -90,7 +90,9 @@ CHATKV_INLINE vi16 operator^(vi16 a, vi16 b) { return CHATKV_HALVES2(_mm256_xor_
 CHATKV_INLINE vi16 lower(vi16 a, vi16 b) { return CHATKV_HALVES2(_mm256_min_epi32); }
 CHATKV_INLINE vi16 higher(vi16 a, vi16 b) { return CHATKV_HALVES2(_mm256_max_epi32); }
 #undef CHATKV_HALVES2
-template <int n> CHATKV_INLINE vi16 shift_left(vi16 a) { return {_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)}; }
+template <int n> CHATKV_INLINE vi16 shift_left(vi16 a) {
+    return {_mm256_slli_epi32(a.lo, n), _mm256_slli_epi32(a.hi, n)};
+}
 template <int n> CHATKV_INLINE vi16 shift_right(vi16 a) {
     return {_mm256_srai_epi32(a.lo, n), _mm256_srai_epi32(a.hi, n)};
 }
