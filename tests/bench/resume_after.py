@@ -12,8 +12,8 @@ from .report import Report, median
 from .text import prompt_of
 
 NUM_TOKENS = 4000
-BLOCK_IMAGE_BYTES = 737_280
-"""Of the default model in fp32, for the size of a pool that holds one such chat and not two."""
+BLOCK_IMAGE_BYTES = 368_640
+"""Of the default model in fp16, for the size of a pool that holds one such chat and not two."""
 POOL_TOKENS = 6400
 NUM_TURNS = 3
 

@@ -36,8 +36,8 @@ NUM_TINY_BLOCKS = 100_000
 TINY_BYTES = 4096
 NUM_CHAIN_BLOCKS = 2000
 """32,000 tokens."""
-IMAGE_BYTES = 737_280
-"""Of a block of the default model in fp32."""
+IMAGE_BYTES = 368_640
+"""Of a block of the default model in fp16."""
 NUM_READ_BLOCKS = 700
 """About 500 MB."""
 NUM_REPEATS = 3

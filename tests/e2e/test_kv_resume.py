@@ -24,8 +24,8 @@ from .kv_chats import BLOCK, Messages, ask, check_resumed, next_turn, opening, r
 
 NUM_ANSWER_TOKENS = 24
 LENGTHS = [pytest.param(300, id="300 tokens"), pytest.param(4000, id="4,000 tokens", marks=pytest.mark.slow)]
-BLOCK_IMAGE_BYTES = 737_280
-"""Of the default model in fp32, for the size of a pool that is under pressure."""
+BLOCK_IMAGE_BYTES = 368_640
+"""Of the default model in fp16, for the size of a pool that is under pressure."""
 
 
 async def two_turns(service: RunningService, messages: Messages, between: Callable[[], Any] | None = None) -> Any:
