@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _WATCHERS = frozenset({"/health", "/v1/health", "/metrics"})
@@ -16,7 +16,9 @@ def _is_watching(path: str) -> bool:
 
 
 class Activity:
-    def __init__(self) -> None:
+    def __init__(self, on_request: Callable[[], None] = lambda: None) -> None:
+        """`on_request`: told that a client came."""
+        self._on_request = on_request
         self._num_open = 0
         self._last = time.monotonic()
 
@@ -26,11 +28,17 @@ class Activity:
             yield
             return
         self._num_open += 1
+        self._on_request()
         try:
             yield
         finally:
             self._num_open -= 1
             self._last = time.monotonic()
+
+    @property
+    def is_open(self) -> bool:
+        """A client is being served."""
+        return self._num_open > 0
 
     def idle_s(self, is_working: bool) -> float:
         """Seconds since the last client left or the last work ended."""

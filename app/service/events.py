@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from .responses import KEEP_ALIVE, sse_event
@@ -16,7 +16,8 @@ MAX_BEHIND = 4096
 class EventHub:
     """Lives on the event loop. Publishing never waits for anybody."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_subscribe: Callable[[], None] = lambda: None) -> None:
+        self._on_subscribe = on_subscribe
         self.seq = 0
         """Number of the newest event. What was read when `seq` was n already holds the events up to n."""
         self._subscribers: defaultdict[str | None, set[Subscriber]] = defaultdict(set)
@@ -44,6 +45,7 @@ class EventHub:
         """Everything from now on, or with `message_id` what one reply brings, up to its end. Must be unsubscribed."""
         subscriber = Subscriber(self.seq, message_id)
         self._subscribers[message_id].add(subscriber)
+        self._on_subscribe()
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:

@@ -180,10 +180,16 @@ class ModelManager:
         if not future.cancelled() and future.exception() is None:
             self.release()
 
+    def idle_left_s(self, idle_s: float) -> float | None:
+        """Until `unload_if_idle` would free the model if nobody comes. None: there is none, or it is in use."""
+        if self.loaded is None or self._num_leases or self._waiters or self._is_held:
+            return None
+        return self._used_at + idle_s - time.monotonic()
+
     async def unload_if_idle(self, idle_s: float) -> None:
         """Free the model when no request has used it for `idle_s`."""
-        is_idle = time.monotonic() - self._used_at >= idle_s
-        if self.loaded is None or self._num_leases or self._waiters or self._is_held or not is_idle:
+        left_s = self.idle_left_s(idle_s)
+        if self.loaded is None or left_s is None or left_s > 0:
             return
         log.info("nobody used the model for %.0f s: it is unloaded", idle_s)
         self._is_held = True

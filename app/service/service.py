@@ -43,6 +43,7 @@ from .owners import Owners
 from .replies import Replies
 from .reuse import RequestLog
 from .store_port import Hooks
+from .wakeup import Wakeup
 from .warming import Warmer
 
 log = logging.getLogger(__name__)
@@ -84,8 +85,9 @@ class Service:
         self.keep_alive_s = keep_alive_s
         self.started_at = time.monotonic()
         self.stop_wanted = asyncio.Event()
-        self.activity = Activity()
-        self.events = EventHub()
+        self._stirred = Wakeup()
+        self.activity = Activity(self._stirred.set)
+        self.events = EventHub(self._stirred.set)
         self.text_pool = ThreadPoolExecutor(NUM_TEXT_THREADS, "text")
         self.chats = ChatsThread(paths.chats_db)
         self.kv_store = kv_store
@@ -230,6 +232,7 @@ class Service:
             self.text_pool.submit(work)
 
     def _publish_model(self) -> None:
+        self._stirred.set()
         self.events.publish("model", model=self.models.status())
         model = self.models.loaded
         if model is not None and model is not self._attached:
@@ -248,11 +251,23 @@ class Service:
         is_pulling = any(job.state == "running" for job in self.jobs.list_jobs())
         return self.generations.num_running > 0 or is_pulling or self.models.state is ModelState.LOADING
 
+    def _idle_left_s(self) -> float | None:
+        """Until something is due if nobody comes. None: nothing ever."""
+        due_s = []
+        if self.settings.idle_exit_s > 0:
+            due_s.append(self.settings.idle_exit_s - self.activity.idle_s(self.is_working))
+        if self.settings.idle_unload_s and (left_s := self.models.idle_left_s(self.settings.idle_unload_s)) is not None:
+            due_s.append(left_s)
+        return max(0.0, min(due_s)) if due_s else None
+
     async def _tick(self) -> None:
-        """Status events while somebody watches and something changes; the end when nobody came for long."""
+        """Status events while somebody watches and something changes; the end when nobody came for long. Sleeps while
+        nothing can have changed: an idle service takes no processor time."""
         last: dict[str, Any] = {}
         while True:
             await asyncio.sleep(STATUS_INTERVAL_S)
+            if not (self.events.num_subscribers or self.activity.is_open or self.is_working):
+                await self._stirred.wait(self._idle_left_s())
             if 0 < self.settings.idle_exit_s < self.activity.idle_s(self.is_working):
                 log.info("nobody used the service for %.0f s: it ends", self.settings.idle_exit_s)
                 self.stop_wanted.set()

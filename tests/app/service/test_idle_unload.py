@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from chatkv.app.service.wakeup import Wakeup
+
 from .fake_engine import fake_installed
 from .support import FakeModels, running_service, until
 from .test_kv_store import talk
@@ -47,6 +49,32 @@ async def test_a_model_at_work_is_not_idle(home: Path) -> None:
         assert running.service.models.state == "ready"
         await running.client.cancel(chat["id"])
         await until(lambda: running.service.models.state == "unloaded")
+
+
+async def test_a_quiet_service_sleeps_until_somebody_comes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps: list[float | None] = []
+    wait = Wakeup.wait
+
+    async def noted(self: Wakeup, timeout_s: float | None = None) -> bool:
+        if self is running.service._stirred:
+            sleeps.append(timeout_s)
+        return await wait(self, timeout_s)
+
+    async with running_service(FakeModels(), idle_exit_s=0, idle_unload_s=0) as running:
+        monkeypatch.setattr(Wakeup, "wait", noted)
+        await running.ready()
+        await until(lambda: sleeps and not running.service._stirred._is_set)
+        assert sleeps[-1] is None, "nothing is ever due"
+        watcher = running.service.events.subscribe()
+        async for event in watcher.stream({"type": "hello"}, keep_alive_s=20):
+            if b'"type":"status"' in event:
+                break
+        running.service.events.unsubscribe(watcher)
+    sleeps.clear()
+    async with running_service(FakeModels(), idle_exit_s=1000, idle_unload_s=500) as running:
+        await running.ready()
+        await until(lambda: sleeps and running.service.models.loaded)
+        await until(lambda: 400 < (sleeps[-1] or 0) <= 500)
 
 
 async def test_a_request_that_comes_while_it_is_unloaded_waits_and_is_answered(home: Path) -> None:
