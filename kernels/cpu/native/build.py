@@ -7,6 +7,7 @@ one, and several versions of the program can share the cache.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
 PREBUILT = Path(__file__).parent / "prebuilt"
@@ -64,7 +67,7 @@ def find_compiler() -> Compiler:
     for command in [shlex.split(wanted)] if wanted else [[name] for name in COMPILERS]:
         if command and shutil.which(command[0]):
             answer = _run([*command, "--version"])
-            if answer.returncode == 0:
+            if answer.returncode == 0 and answer.stdout:
                 return Compiler(tuple(command), answer.stdout.splitlines()[0])
     raise NoCompilerError("no C++ compiler found: install g++ or clang++")
 
@@ -101,6 +104,7 @@ def built_library(extra_flags: Sequence[str] = ()) -> Path:
     if not file.exists():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            logger.info("the native kernels are compiled with %s, once; this takes some seconds", compiler.version)
             compile_library(file, compiler, extra_flags)
         except OSError as error:
             raise NoCompilerError(f"the native kernels could not be stored in {folder}: {error.strerror}") from None
@@ -136,6 +140,8 @@ def compile_library(file: Path, compiler: Compiler, extra_flags: Sequence[str] =
         library = Path(folder) / "library.so"
         objects = [command[-1] for command in commands]
         _check(_run([*compiler.command, "-shared", *extra_flags, *objects, "-o", str(library), "-pthread"]))
+        with library.open("rb") as written:
+            os.fsync(written.fileno())
         os.replace(library, file)
 
 
@@ -153,7 +159,9 @@ def _file_name(digest: str) -> str:
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompilerError(f"the C++ compiler {command[0]} could not be run: {error}") from None
 

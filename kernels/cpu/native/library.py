@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from functools import cache
 from pathlib import Path
 
 from .abi import STRUCTS, Step
-from .build import built_library, prebuilt_library
+from .build import NoCompilerError, built_library, prebuilt_library
+
+logger = logging.getLogger(__name__)
 
 MAX_VARIANTS = 4
 VARIANT_NAMES = {
@@ -74,4 +77,19 @@ class NativeThreads:
 @cache
 def native_library() -> NativeLibrary:
     """Prebuilt, from the cache, or compiled now (some seconds). Raises NoCompilerError."""
-    return NativeLibrary(prebuilt_library() or built_library())
+    prebuilt = prebuilt_library()
+    if prebuilt is not None:
+        try:
+            return NativeLibrary(prebuilt)
+        except OSError as error:  # of a wheel for a newer C library, for example
+            logger.warning("the kernels that came with the program cannot be loaded: %s", error)
+    file = built_library()
+    try:
+        return NativeLibrary(file)
+    except OSError as error:  # damaged, or made by another machine that shares the folder
+        logger.warning("the compiled kernels cannot be loaded and are compiled anew: %s", error)
+    try:
+        file.unlink(missing_ok=True)
+        return NativeLibrary(built_library())
+    except OSError as error:
+        raise NoCompilerError(f"the compiled native kernels cannot be loaded: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chatkv.kernels.cpu.native import build
+from chatkv.kernels.cpu.native import build, library
 from chatkv.kernels.cpu.native.build import NoCompilerError, built_library, find_compiler
 from tests.running_service import ROOT
 
@@ -98,6 +99,47 @@ def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "file" / "kernels"))
     with pytest.raises(NoCompilerError, match="could not be stored in"):
         built_library()
+
+
+def test_a_compiler_without_a_version_is_no_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler_script(tmp_path, "exit 0"))
+    with pytest.raises(NoCompilerError, match="no C\\+\\+ compiler"):
+        built_library()
+
+
+@pytest.fixture
+def plain_library(quick_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries of `quick_sources` have no functions: they are loaded, and no more."""
+    monkeypatch.setattr(library, "NativeLibrary", lambda file: ctypes.CDLL(str(file)))
+
+
+def test_a_damaged_library_is_compiled_anew(cache: Path, plain_library: None) -> None:
+    file = built_library()
+    file.write_bytes(b"damaged")
+    assert library.native_library.__wrapped__() is not None
+    assert [file] == list(cache.iterdir())
+    assert file.read_bytes().startswith(b"\x7fELF")
+
+
+def test_a_wheels_library_that_does_not_load_here_is_done_without(
+    cache: Path, plain_library: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prebuilt.so").write_bytes(b"for another system")
+    monkeypatch.setattr(library, "prebuilt_library", lambda: tmp_path / "prebuilt.so")
+    assert library.native_library.__wrapped__() is not None
+
+
+def test_libraries_that_never_load_are_said_so(
+    cache: Path, quick_sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Path) -> None:
+        raise OSError(f"{file}: failed to map segment from shared object")
+
+    monkeypatch.setattr(library, "NativeLibrary", refuse)
+    with pytest.raises(NoCompilerError, match=r"cannot be loaded: .*failed to map segment"):
+        library.native_library.__wrapped__()
 
 
 @pytest.mark.slow
