@@ -54,7 +54,8 @@ class NativeModel:
         self._library = library
         self._variant = variant or library.variants[0]
         self._threads = NativeThreads(library, num_threads)
-        weakref.finalize(self, self._threads.close)
+        # Not at the end of the process: a daemon thread may be in the middle of a step then.
+        weakref.finalize(self, self._threads.close).atexit = False
         self._lowered = lower(program)
         self._vocab_size = program.vocab_size
         self._step = Step(num_heads=program.num_heads, scale=program.scale)
@@ -81,7 +82,7 @@ class NativeModel:
     def run(self, rows: StepRows, kv: KVBlocks) -> StepResult:
         if kv is not self._kv:
             self._use_pool(kv)
-        self._fill_rows(rows)
+        self._fill_rows(rows, len(kv.keys) * TILE)
         # Both must live until the last operation has run.
         spans, block_ids = self._spans(rows.spans, len(kv.keys))
         self._step.spans, self._step.num_spans = spans, len(spans)
@@ -114,7 +115,7 @@ class NativeModel:
         self._threads.run(step, self._variant)
         return self._buffers.logits[:num_selected]
 
-    def _fill_rows(self, rows: StepRows) -> None:
+    def _fill_rows(self, rows: StepRows, num_slots: int) -> None:
         num_rows = len(rows.token_ids)
         buffers = self._buffers
         buffers.ensure(num_rows)
@@ -125,6 +126,7 @@ class NativeModel:
         if token_ids.min() < 0 or token_ids.max() >= self._vocab_size:
             raise IndexError(f"a token id is not within 0 .. {self._vocab_size - 1}")
         buffers.slots[:num_rows] = rows.slots
+        assert buffers.slots[:num_rows].max() < num_slots, "a slot is not in the pool"
         positions = np.empty(num_rows, np.int64)
         row = 0
         for span in rows.spans:

@@ -16,7 +16,10 @@ from chatkv.kernels import KernelChoice, reference
 from chatkv.kernels.cpu import CpuBackend
 from chatkv.kernels.cpu.backend import CpuPlan
 from chatkv.kernels.cpu.linear import CpuLinear
+from chatkv.kernels.cpu.native.abi import TILE
 from chatkv.kernels.cpu.native.library import native_library
+from chatkv.kernels.executor import StepRows
+from chatkv.kernels.reference_attention import SequenceSpan
 from chatkv.kernels.weights import GROUP_SIZE
 from tests.kv_compare import compare, mix_scales_of_positions
 
@@ -100,3 +103,13 @@ def test_threads_and_instruction_sets_give_the_same_bits(monkeypatch: pytest.Mon
             model.executor._variant = variant
             found.append(whole_logits(model, ids))
     assert all(torch.equal(logits, found[0]) for logits in found)
+
+
+def test_places_outside_the_pool_are_refused_before_anything_is_written_there() -> None:
+    model = tiled_decoder_of(BASE | MODELS["llama"], "int8")
+    kv = model.layout.views(model.layout.new_pool(2, torch.device("cpu")))
+    for block_id, slot in ((2, 0), (-1, 0), (0, 2 * TILE)):
+        with pytest.raises(AssertionError, match="not in the pool"):
+            model.run(StepRows([1], [slot], [SequenceSpan(1, 0, [block_id])], [0]), kv)
+    with pytest.raises(IndexError, match="token id"):
+        model.run(StepRows([211], [0], [SequenceSpan(1, 0, [0])], [0]), kv)
