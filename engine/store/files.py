@@ -11,6 +11,8 @@ from typing import Protocol
 
 FILE_MODE = 0o600
 PAGE_BYTES = 4096
+MAX_PARTS = 1024
+"""That one call of the system takes (IOV_MAX)."""
 
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 _ZEROS = bytes(1 << 20)
@@ -145,7 +147,7 @@ class OsFile:
     def pwrite(self, parts: Sequence[Buffer], offset: int) -> None:
         left = [memoryview(part).cast("B") for part in parts]
         while left:
-            num_written = os.pwritev(self._fd, left, offset)
+            num_written = os.pwritev(self._fd, left[:MAX_PARTS], offset)
             if num_written == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             offset += num_written
@@ -155,7 +157,7 @@ class OsFile:
         left = [memoryview(part).cast("B") for part in parts]
         num_read = 0
         while left:
-            count = os.preadv(self._fd, left, offset + num_read)
+            count = os.preadv(self._fd, left[:MAX_PARTS], offset + num_read)
             if count == 0:
                 break
             num_read += count

@@ -48,6 +48,14 @@ def test_parts_are_written_and_read_one_after_the_other(file: OsFile) -> None:
     assert bytes(first + second[:4]) == b"abcdef"
 
 
+def test_more_parts_than_one_call_takes(file: OsFile) -> None:
+    numbers = bytes(range(256)) * 10
+    file.pwrite([numbers[i : i + 1] for i in range(len(numbers))], 0)
+    parts = [bytearray(1) for _ in numbers]
+    assert file.pread_into(parts, 0) == len(numbers)
+    assert b"".join(parts) == numbers
+
+
 def test_a_write_that_is_cut_short_goes_on(file: OsFile, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: real(fd, [parts[0][:3]], offset))
