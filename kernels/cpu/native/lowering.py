@@ -46,8 +46,11 @@ class LoweredProgram:
 
 def why_unsuitable(program: Program) -> str | None:
     """Why native kernels cannot run `program`, for people; None: they can."""
-    if not all(isinstance(weight, TiledWeight) for weight in program.matrices):
+    are_packed = [isinstance(weight, TiledWeight) for weight in program.matrices]
+    if not any(are_packed):
         return "native kernels need weights of 4 or 8 bits: choose a Q4 or Q8 model for several times the speed"
+    if not all(are_packed):
+        return "native kernels need weights of 4 or 8 bits throughout, and some of this model's are larger"
     if program.head_dim % TILE:
         return f"native kernels need a head size that {TILE} divides, this model's is {program.head_dim}"
     return None

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 from tiny import BASE, decoder_of, logits_of, runner_of, sequence, tiled_decoder_of
 
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.models.names import tensor_shapes
-from chatkv.kernels import KernelChoice
+from chatkv.kernels import KernelChoice, executor_for
 from chatkv.kernels.cpu.native.build import NoCompilerError
+from chatkv.kernels.cpu.native.digest import fixed_program
 from chatkv.kernels.cpu.native.library import VARIANT_NAMES, native_library
+from chatkv.kernels.program import Embed, Register
+from chatkv.kernels.weights import FpWeight
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 
@@ -24,6 +29,10 @@ def test_native_kernels_name_their_instruction_set_and_threads() -> None:
 
 def test_what_does_not_suit_runs_on_torch_and_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoder_of(LLAMA).kernels.startswith("torch (native kernels need weights of 4 or 8 bits")
+    mixed = fixed_program()
+    table = FpWeight(torch.zeros(mixed.vocab_size, mixed.hidden_size))
+    mixed = replace(mixed, ops=[Embed(Register.HIDDEN, table), *mixed.ops[1:]])
+    assert executor_for(KernelChoice(), mixed).description.endswith("throughout, and some of this model's are larger)")
     small_heads = tiled_decoder_of(LLAMA | {"head_dim": 8, "num_attention_heads": 4}, "int8")
     assert small_heads.kernels == "torch (native kernels need a head size that 16 divides, this model's is 8)"
     asked = tiled_decoder_of(LLAMA, "int8", KernelChoice(cpu_kernels="torch"))
