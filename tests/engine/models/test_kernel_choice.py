@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,6 +48,12 @@ def test_what_does_not_suit_runs_on_torch_and_it_is_said_why(monkeypatch: pytest
     assert without.layout == asked.layout
     (row,) = logits_of(runner_of(without, 1), sequence([5], 0, [0]))
     assert row.isfinite().all()
+
+
+def test_without_vector_instructions_torch_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(variants=("scalar",))
+    monkeypatch.setattr("chatkv.kernels.cpu.native.model.native_library", lambda: library)
+    assert tiled_decoder_of(LLAMA, "int8").kernels.startswith("torch (native kernels need AVX2")
 
 
 def test_weights_count_as_they_lie_in_memory() -> None:
