@@ -1,6 +1,7 @@
 // What Python calls.
-#include <cstring>
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
@@ -24,6 +25,14 @@ const Kernels* neon_kernels() { return nullptr; }
 
 namespace {
 
+#if defined(__x86_64__)
+// gcc before 11 and clang before 18 do not know __builtin_cpu_supports("f16c"). The system's part is the same as AVX's.
+bool has_f16c() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 // Best first; null where this processor or this build lacks it.
 const Kernels* runnable(int index) {
     switch (index) {
@@ -35,7 +44,7 @@ const Kernels* runnable(int index) {
                    ? avx512_kernels()
                    : nullptr;
     case 1:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()
                    ? avx2_kernels()
                    : nullptr;
 #elif defined(__aarch64__) && defined(__linux__)

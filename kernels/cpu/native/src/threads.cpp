@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <sched.h>
+#include <system_error>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -38,7 +39,10 @@ Scratch::~Scratch() { std::free(data_); }
 
 Threads::Threads(int num_threads) {
     for (int thread = 0; thread < num_threads; thread++) scratches_.push_back(std::make_unique<Scratch>());
-    for (int thread = 1; thread < num_threads; thread++) workers_.emplace_back([this, thread] { work(thread); });
+    try {
+        for (int thread = 1; thread < num_threads; thread++) workers_.emplace_back([this, thread] { work(thread); });
+    } catch (const std::system_error&) { // the system's limit: those that are there do the work
+    }
 }
 
 Threads::~Threads() {
