@@ -18,6 +18,7 @@ from .batch import Batch, BatchResult, SampleSpec, ScheduledSequence, SequenceRe
 from .config import BLOCK_SIZE
 from .models.decoder import Decoder
 from .pool_images import PoolImages
+from .ready_memory import ReadyMemory
 from .request import TokenLogprob
 
 NOT_FINITE = "The model produced numbers that are not finite, so this answer cannot go on. Try again."
@@ -38,7 +39,8 @@ class ModelRunner:
         self.model = model
         self.pool = model.layout.new_pool(num_blocks, model.device)
         """uint8 [num_blocks, block_bytes]"""
-        self.images = PoolImages(self.pool)
+        self._ready = ReadyMemory(self.pool) if self.pool.device.type == "cpu" else None
+        self.images = PoolImages(self.pool, self._reach)
         """The same blocks as bytes, for lower tiers."""
         self._kv = model.layout.views(self.pool)
         self._sampler = sampler
@@ -72,9 +74,14 @@ class ModelRunner:
         for slot in slots:
             if slot >= 0 and slot % BLOCK_SIZE == 0:
                 self.pool[slot // BLOCK_SIZE].zero_()
+                self._reach(slot // BLOCK_SIZE)
         token_ids = [token for sequence in batch.sequences for token in sequence.token_ids]
         spans = [SequenceSpan(len(s.token_ids), s.start_position, s.block_table) for s in batch.sequences]
         return self.model.run(StepRows(token_ids, slots, spans, selected), self._kv)
+
+    def _reach(self, block_id: int) -> None:
+        if self._ready is not None:
+            self._ready.reach(block_id * self.images.image_bytes)
 
     def _sample(self, batch: Batch, logits: Tensor, are_finite: Sequence[bool]) -> list[SequenceResult]:
         """logits: a row for each sequence that is sampled; several specs may share it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy
 from torch import Tensor
 
@@ -9,8 +11,9 @@ from torch import Tensor
 class PoolImages:
     """`pool`: uint8 [num_blocks, block_bytes] in the CPU's memory. Implements `BlockImages`."""
 
-    def __init__(self, pool: Tensor) -> None:
+    def __init__(self, pool: Tensor, on_write: Callable[[int], None] = lambda block_id: None) -> None:
         self._rows = pool.numpy()
+        self._on_write = on_write
         self.image_bytes = self._rows.shape[1]
 
     def read(self, block_id: int) -> memoryview:
@@ -19,4 +22,5 @@ class PoolImages:
 
     def write(self, block_id: int, image: memoryview) -> None:
         """`image`: image_bytes bytes."""
+        self._on_write(block_id)
         self._rows[block_id] = numpy.frombuffer(image, numpy.uint8, self.image_bytes)
