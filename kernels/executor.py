@@ -61,6 +61,10 @@ class Executor(Protocol):
     @property
     def keys_by(self) -> KeyOrder: ...
 
+    def set_num_threads(self, num_threads: int) -> None:
+        """From the next step on. On the thread that runs the steps."""
+        ...
+
     def numerics(self) -> dict[str, str | int]:
         """What decides bits beyond the model itself; part of the cache fingerprint."""
         ...

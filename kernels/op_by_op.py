@@ -55,6 +55,9 @@ class OpByOp:
     def kv_dtypes(self) -> tuple[str, ...]:
         return self._backend.kv_dtypes
 
+    def set_num_threads(self, num_threads: int) -> None:
+        torch.set_num_threads(num_threads)
+
     def numerics(self) -> dict[str, str | int]:
         return self._backend.numerics()
 

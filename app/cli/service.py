@@ -73,6 +73,14 @@ def status(as_json: JsonOption = False) -> None:
         print(show(f"{name:<12} {value}"))
 
 
+def threads(
+    number: Annotated[int, typer.Argument(help="Threads of the CPU kernels.", min=1, max=256)],
+) -> None:
+    """Compute with so many threads from now on, until the service stops. The setting `threads` is for good."""
+    model = with_client(lambda client: client.set_threads(number), start=False)
+    print(show(model["kernels"] or f"{number} threads, as soon as a model is loaded"))
+
+
 async def _read_status(client: Client) -> dict[str, Any]:
     from chatkv.app.client import ServiceLostError
 

@@ -224,6 +224,10 @@ class Client:
         """Begin to swap to a model; `model` events tell how it goes."""
         return (await self._send("POST", "/chatkv/models/load", {"name": name}))["model"]
 
+    async def set_threads(self, num_threads: int) -> Json:
+        """Of the CPU kernels, until the service ends. The model's status."""
+        return (await self._send("POST", "/chatkv/threads", {"threads": num_threads}))["model"]
+
     async def remove_model(self, name: str, is_forced: bool = False) -> None:
         await self._request("DELETE", f"/chatkv/models/{name}", params={"force": is_forced})
 

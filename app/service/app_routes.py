@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from chatkv.app.hub.catalogue import catalogue
@@ -17,6 +17,8 @@ from .responses import JsonResponse
 from .service import Service
 from .sse import EventStream
 
+MAX_THREADS = 256
+
 
 class NamedModel(BaseModel):
     name: str
@@ -26,6 +28,10 @@ class PullRequest(BaseModel):
     name: str
     """A catalogue name, or a source such as hf:OWNER/REPO/FILE.gguf."""
     as_name: str | None = None
+
+
+class ThreadCount(BaseModel):
+    threads: int = Field(ge=1, le=MAX_THREADS)
 
 
 class RequestRef(BaseModel):
@@ -43,6 +49,7 @@ class AppRoutes:
         add("/models", self.list_models, methods=["GET"])
         add("/models/pull", self.pull, methods=["POST"])
         add("/models/load", self.load, methods=["POST"])
+        add("/threads", self.set_threads, methods=["POST"])
         add("/models/{name}", self.remove, methods=["DELETE"])
         add("/jobs", self.list_jobs, methods=["GET"])
         add("/jobs/{job_id}", self.cancel_job, methods=["DELETE"])
@@ -86,6 +93,12 @@ class AppRoutes:
         name = self.service.models.resolve(wanted.name).name
         self.service.models.load_soon(name)
         return JsonResponse({"model": self.service.models.status()}, status_code=202)
+
+    async def set_threads(self, request: Request) -> Response:
+        """Of the CPU kernels, until the service ends."""
+        wanted = await read_model(request, self.service.text_pool, ThreadCount)
+        await self.service.models.set_num_threads(wanted.threads)
+        return JsonResponse({"model": self.service.models.status()})
 
     async def remove(self, name: str, force: bool = False) -> Response:
         await self.service.models.remove(name, is_forced=force)

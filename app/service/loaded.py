@@ -143,8 +143,10 @@ class LoadedModel:
     """The smaller of the setting and what the model was trained for."""
     num_embd: int
     device: str
-    kernels: str
+    describe_kernels: Callable[[], str]
     """For people: which kernels run it, on how many threads."""
+    set_num_threads: Callable[[int], None]
+    """On the engine's thread."""
     default_sampling: Mapping[str, float]
     """Of the model's own generation_config.json: SamplingParams fields."""
     block_bytes: int
@@ -163,6 +165,10 @@ class LoadedModel:
     @property
     def name(self) -> str:
         return self.installed.name
+
+    @property
+    def kernels(self) -> str:
+        return self.describe_kernels()
 
     @property
     def has_disk_tier(self) -> bool:

@@ -69,6 +69,8 @@ class ModelManager:
         self._failed_name: str | None = None
         self._waiters: deque[_Waiter] = deque()
         self._num_leases = 0
+        self._num_threads: int | None = None
+        """Asked for while the service runs; None: as the settings say."""
         self._task: asyncio.Task[None] | None = None
         self._unloaded_name: str | None = None
         self._used_at = time.monotonic()
@@ -180,6 +182,17 @@ class ModelManager:
         if not future.cancelled() and future.exception() is None:
             self.release()
 
+    async def set_num_threads(self, num_threads: int) -> None:
+        """Of this model and of those that come, until the service ends; between two steps."""
+        self._num_threads = num_threads
+        if self._loaded is not None:
+            await self._apply_threads(self._loaded)
+            self._on_change()
+
+    async def _apply_threads(self, model: LoadedModel) -> None:
+        if (num_threads := self._num_threads) is not None:
+            await asyncio.wrap_future(model.engine.run(lambda engine: model.set_num_threads(num_threads)))
+
     def idle_left_s(self, idle_s: float) -> float | None:
         """Until `unload_if_idle` would free the model if nobody comes. None: there is none, or it is in use."""
         if self.loaded is None or self._num_leases or self._waiters or self._is_held:
@@ -259,7 +272,9 @@ class ModelManager:
     async def _load(self, name: str) -> None:
         try:
             await self._unload()
-            self._loaded = await LoadThread(self._loader, self._installed.get(name), self._set_progress).wait()
+            loaded = await LoadThread(self._loader, self._installed.get(name), self._set_progress).wait()
+            await self._apply_threads(loaded)
+            self._loaded = loaded
             self._used_at = time.monotonic()
             self._last_model.write(name)
             log.info("model %s is loaded", name)

@@ -79,6 +79,10 @@ class Decoder:
         """Run every row through all layers, writing its K and V. kv: `KVLayout.views` of the pool."""
         return self.executor.run(rows, kv)
 
+    def set_num_threads(self, num_threads: int) -> None:
+        """From the next step on. On the thread that runs the steps."""
+        self.executor.set_num_threads(num_threads)
+
     def fingerprint_facts(self) -> dict[str, Any]:
         """All that decides what a stored number means (DESIGN.md section 6), ready for canonical JSON.
 

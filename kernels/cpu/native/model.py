@@ -53,14 +53,14 @@ class NativeModel:
     device = torch.device("cpu")
     kv_dtypes = ("fp16", "int8")
     keys_by: KeyOrder = "dimension"
+    _end_threads: weakref.finalize[..., NativeModel] | None = None
 
     def __init__(self, program: Program, library: NativeLibrary, num_threads: int, variant: str | None = None) -> None:
         """variant: an instruction set of `library.variants`; the best when None. It changes no bit."""
         self._library = library
         self._variant = variant or library.variants[0]
-        self._threads = NativeThreads(library, num_threads)
-        # Not at the end of the process: a daemon thread may be in the middle of a step then.
-        weakref.finalize(self, self._threads.close).atexit = False
+        self._library = library
+        self.set_num_threads(num_threads)
         self._lowered = lower(program)
         self._vocab_size = program.vocab_size
         self._step = Step(num_heads=program.num_heads, scale=program.scale)
@@ -73,6 +73,15 @@ class NativeModel:
     def description(self) -> str:
         num_threads = self._threads.num_threads
         return f"native {VARIANT_NAMES[self._variant]}, {num_threads} thread{'s' if num_threads > 1 else ''}"
+
+    def set_num_threads(self, num_threads: int) -> None:
+        threads = NativeThreads(self._library, num_threads)
+        # Not at the end of the process: a daemon thread may be in the middle of a step then.
+        ending = weakref.finalize(self, threads.close)
+        ending.atexit = False
+        if self._end_threads is not None:
+            self._end_threads()
+        self._threads, self._end_threads = threads, ending
 
     def numerics(self) -> dict[str, str | int]:
         """No instruction set: all give the same bits."""

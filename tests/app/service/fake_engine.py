@@ -419,6 +419,7 @@ class FakeModels:
     """Installed models in memory, and their loader."""
 
     def __init__(self, *models: InstalledModel, **engine_options: Any):
+        self.num_threads = 2
         self.models = {model.name: model for model in models or (fake_installed(),)}
         self.engine_options = engine_options
         self.engines: list[FakeEngine] = []
@@ -459,7 +460,8 @@ class FakeModels:
             context_tokens=installed.context_tokens,
             num_embd=64,
             device="cpu",
-            kernels="native AVX2, 2 threads",
+            describe_kernels=lambda: f"native AVX2, {self.num_threads} threads",
+            set_num_threads=partial(setattr, self, "num_threads"),
             default_sampling={},
             block_bytes=4096,
             engine=engine,

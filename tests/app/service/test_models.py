@@ -270,3 +270,17 @@ async def test_a_stopping_service_takes_no_new_client(home: Path) -> None:
         await until(is_stopping.is_set)
         assert not can_connect(running.paths.socket_path)
         may_go_on.set()
+
+
+async def test_threads_are_set_while_the_service_runs_and_for_models_that_come(home: Path) -> None:
+    models = FakeModels(fake_installed(), fake_installed("other"))
+    async with running_service(models) as running:
+        await running.ready()
+        assert (await running.client.set_threads(5))["kernels"] == "native AVX2, 5 threads"
+        models.num_threads = 2
+        await running.client.load_model("other")
+        await until(lambda: running.service.models.current_name == "other" and running.service.models.loaded)
+        assert (await running.client.status())["model"]["kernels"] == "native AVX2, 5 threads"
+        refused = await running.unix.post("/chatkv/threads", json={"threads": 0})
+        assert refused.status_code == 400
+        assert "threads" in refused.json()["error"]["message"]

@@ -113,3 +113,12 @@ def test_places_outside_the_pool_are_refused_before_anything_is_written_there() 
             model.run(StepRows([1], [slot], [SequenceSpan(1, 0, [block_id])], [0]), kv)
     with pytest.raises(IndexError, match="token id"):
         model.run(StepRows([211], [0], [SequenceSpan(1, 0, [0])], [0]), kv)
+
+
+def test_threads_can_be_changed_between_steps() -> None:
+    model, ids = tiled_decoder_of(BASE | MODELS["llama"], "int8"), random_ids(60, 211)
+    expected = whole_logits(model, ids)
+    for num_threads in (3, 1, 2):
+        model.set_num_threads(num_threads)
+        assert f"{num_threads} thread" in model.kernels
+        assert torch.equal(whole_logits(model, ids), expected)
