@@ -13,6 +13,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml setup.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -m chatkv.kernels.cpu.native
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml setup.py

@@ -1,11 +1,13 @@
 """Compiles the native library: at first use, in seconds, into the user's cache; or beforehand, into a wheel.
 
-The file's name holds a digest of the sources, the flags and the compiler, so an old library is never taken for a new
-one, and several versions of the program can share the cache.
+The file's name holds a digest of the sources and the flags, so an old library is never taken for a new one, and several
+versions of the program can share the cache. The compiler is not in it: it changes no bit, and one that is upgraded or
+removed leaves the library useful.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -14,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,6 +44,8 @@ X86_VARIANTS = {
 }
 ARM_VARIANTS = {"neon": ("-march=armv8.2-a+dotprod+fp16",), "scalar": ()}
 COMPILE_TIMEOUT_S = 300
+STALE_BUILD_S = 3600
+STALE_LIBRARY_S = 90 * 24 * 3600
 
 
 class NoCompilerError(Exception):
@@ -99,15 +104,16 @@ def built_library(extra_flags: Sequence[str] = ()) -> Path:
     if not variants_of_machine():
         raise NoCompilerError(f"no native kernels for this architecture ({platform.machine()})")
     folder = cache_dir()
-    compiler = find_compiler()
-    file = folder / _file_name(_digest((*compiler.command, compiler.version, *extra_flags)))
+    file = folder / _file_name(_digest(extra_flags))
     if not file.exists():
+        compiler = find_compiler()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             logger.info("the native kernels are compiled with %s, once; this takes some seconds", compiler.version)
             compile_library(file, compiler, extra_flags)
         except OSError as error:
             raise NoCompilerError(f"the native kernels could not be stored in {folder}: {error.strerror}") from None
+        _sweep(folder)
     return file
 
 
@@ -143,6 +149,16 @@ def compile_library(file: Path, compiler: Compiler, extra_flags: Sequence[str] =
         with library.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(library, file)
+
+
+def _sweep(folder: Path) -> None:
+    """What killed compilations and earlier versions have left. A library that is in use stays with who uses it."""
+    now = time.time()
+    for left, age_s in (("build-*", STALE_BUILD_S), ("chatkv_cpu-*.so", STALE_LIBRARY_S)):
+        for path in folder.glob(left):
+            with contextlib.suppress(OSError):
+                if now - path.stat().st_mtime > age_s:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _digest(facts: Sequence[str]) -> str:

@@ -68,6 +68,25 @@ def test_several_at_once_leave_one_whole_library(cache: Path, quick_sources: Pat
     assert list(cache.iterdir()) == list(files)
 
 
+def test_a_library_outlives_its_compiler(cache: Path, quick_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = built_library()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache))
+    assert built_library() == file
+
+
+def test_what_killed_compilations_and_old_versions_left_is_swept(cache: Path, quick_sources: Path) -> None:
+    fresh, stale, old = cache / "build-fresh", cache / "build-stale", cache / "chatkv_cpu-x-0.so"
+    for path in (fresh, stale):
+        path.mkdir(parents=True)
+        (path / "one.o").write_text("")
+    old.write_text("")
+    os.utime(stale, (0, 0))
+    os.utime(old, (0, 0))
+    file = built_library()
+    assert set(cache.iterdir()) == {file, fresh}
+
+
 def test_without_a_compiler_it_says_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(cache))
