@@ -1,5 +1,7 @@
-"""`python -m chatkv.kernels.cpu.native`: have the native kernels ready before the first start. Never fails: without them
-the torch path runs."""
+"""`python -m chatkv.kernels.cpu.native`: have the native kernels ready before the first start.
+
+Never fails: without them the torch path runs.
+"""
 
 from __future__ import annotations
 
