@@ -18,6 +18,8 @@ from .text import words
 NUM_BUSY = 2
 NUM_DECODED = 128
 IDLE_S = 30.0
+UNTIL_REST_S = 10.0
+"""What a last request leaves to do is done by then, for both."""
 MAX_GAP_MS = 50
 MAX_IDLE_MS = 1.0
 """Reading the figures themselves is nobody's; a timer of an event loop is about a tenth of this."""
@@ -79,6 +81,7 @@ async def measure_usual_priority(pair: Pair, report: Report) -> None:
 
 async def measure_idle(pair: Pair, report: Report) -> None:
     async with pair.running() as servers:
+        await asyncio.sleep(UNTIL_REST_S)
         before = [server.cpu_ns() for server in servers]
         await asyncio.sleep(IDLE_S)
         for server, cpu_ns in zip(servers, before, strict=True):

@@ -75,11 +75,12 @@ async def test_sigterm_flushes_running_replies_as_stopped_and_leaves_nothing(
         chat = await client.create_chat()
         stream = client.events()
         await client.send_turn(chat["id"], "hold")
+        pid = (await client.status())["pid"]
         seen = ""
         async for event in stream:
             seen += event.get("text", "")
-            if seen == "holding":
-                os.kill((await client.status())["pid"], signal.SIGTERM)
+            if event.get("text") and seen == "holding":
+                os.kill(pid, signal.SIGTERM)
             if event["type"] == "reply_done":
                 assert event["message"]["status"] == "stopped"
         await until(lambda: is_gone(paths))
