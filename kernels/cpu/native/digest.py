@@ -29,7 +29,7 @@ NUM_BLOCKS = -(-NUM_ROWS // TILE)
 
 
 def fixed_program() -> Program:
-    """Two layers, all three weight formats, each on fine activations and others, with and without bias, QK-norm, RoPE and window."""
+    """Two layers; each weight format, on fine activations and others; with and without bias, QK-norm, RoPE, window."""
     queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
     ops: list[ProgramOp] = [Embed(Register.HIDDEN, _int8(VOCAB_SIZE, HIDDEN_SIZE))]
     for layer, make in enumerate((_int4, _int4_affine)):

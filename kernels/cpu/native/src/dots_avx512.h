@@ -42,9 +42,8 @@ CHATKV_INLINE void dots_of_group(
     }
     for (int m = 0; m < rows; m++) {
         for (int t = 0; t < tiles; t++) {
-            dots[t][m] = {products[t][m]};
-            if (planes == 2)
-                dots[t][m] = shift_left<8>(dots[t][m]) - shift_left<1>(dots[t][m]) + vi16{products[t][lines - rows + m]};
+            const vi16 high = {products[t][m]}, low = {products[t][lines - rows + m]};
+            dots[t][m] = planes == 1 ? high : low + (shift_left<8>(high) - shift_left<1>(high));
         }
         if (format == INT4_AFFINE) continue;
         const vi16 excess = shift_left<ZERO_POINT_LOG2<format>>(splat(sums[m * sums_stride]));

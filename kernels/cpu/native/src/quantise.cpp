@@ -1,4 +1,4 @@
-// Activations as int8 or two of them, each group of 32 columns with its own scale; and rows of a quantised table as floats.
+// Activations as one int8 or two, each group of 32 columns with its own scale; and rows of a quantised table as floats.
 #include "exp.h"
 #include "norm.h"
 #include "variant.h"
