@@ -49,6 +49,8 @@ class Norm:
     weight: Tensor
     """float32 [n]"""
     eps: float
+    is_fine: bool = False
+    """Executors that round activations to 8 bits keep 15 of these."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def _ops(config: ModelConfig, read: TensorReader) -> Iterator[ProgramOp]:
     for layer in range(config.num_layers):
         yield from _layer_ops(config, layer, read)
     yield Select(Register.HIDDEN, Register.SELECTED)
-    yield Norm(Register.SELECTED, _vector(read, FINAL_NORM), config.rms_norm_eps)
+    yield Norm(Register.SELECTED, _vector(read, FINAL_NORM), config.rms_norm_eps, is_fine=True)
     yield Linear(Register.LOGITS, (table if config.is_head_tied else _matrix(read, HEAD),), None)
 
 
@@ -65,7 +65,7 @@ def _layer_ops(config: ModelConfig, layer: int, read: TensorReader) -> Iterator[
         return Linear(target, weights, torch.cat(biases) if has_bias else None, is_added)
 
     def norm(name: str) -> Norm:
-        return Norm(Register.HIDDEN, _vector(read, f"{prefix}{name}.weight"), eps)
+        return Norm(Register.HIDDEN, _vector(read, f"{prefix}{name}.weight"), eps, is_fine=True)
 
     def qk_norm() -> Tensor:
         q, k = (_vector(read, f"{prefix}self_attn.{part}_norm.weight") for part in ("q", "k"))

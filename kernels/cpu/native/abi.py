@@ -40,6 +40,7 @@ class OpFlags(IntFlag):
     NONE = 0
     HAS_ROPE = 1
     OVER_SELECTED = 2
+    FINE = 4
 
 
 class Matrix(ctypes.Structure):
@@ -54,7 +55,13 @@ class Matrix(ctypes.Structure):
 
 
 class Activations(ctypes.Structure):
-    _fields_ = (("quanta", c_void_p), ("scales", c_void_p), ("sums", c_void_p), ("offsets", c_void_p))
+    _fields_ = (
+        ("quanta", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+        ("offsets", c_void_p),
+        ("low", c_void_p),
+    )
 
 
 class Register(ctypes.Structure):

@@ -56,6 +56,7 @@ class StepBuffers:
         groups = (rows, self._widest // GROUP_SIZE)
         activations = step.activations
         activations.quanta = self._new((rows, self._widest), np.int8).ctypes.data
+        activations.low = self._new((rows, self._widest), np.int8).ctypes.data
         activations.scales = self._new(groups, np.float32).ctypes.data
         activations.sums = self._new(groups, np.int32).ctypes.data
         activations.offsets = self._new(groups, np.float32).ctypes.data

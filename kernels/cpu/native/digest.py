@@ -29,7 +29,7 @@ NUM_BLOCKS = -(-NUM_ROWS // TILE)
 
 
 def fixed_program() -> Program:
-    """Two layers, all three weight formats, with and without bias, QK-norm, RoPE and window."""
+    """Two layers; each weight format, on fine activations and others; with and without bias, QK-norm, RoPE, window."""
     queries, keys = NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM
     ops: list[ProgramOp] = [Embed(Register.HIDDEN, _int8(VOCAB_SIZE, HIDDEN_SIZE))]
     for layer, make in enumerate((_int4, _int4_affine)):
@@ -38,20 +38,20 @@ def fixed_program() -> Program:
         qkv = (make(queries, HIDDEN_SIZE), make(keys, HIDDEN_SIZE), make(keys, HIDDEN_SIZE))
         gate_up = (make(INTERMEDIATE_SIZE, HIDDEN_SIZE), make(INTERMEDIATE_SIZE, HIDDEN_SIZE))
         ops += [
-            Norm(Register.HIDDEN, norm, 1e-5),
+            Norm(Register.HIDDEN, norm, 1e-5, is_fine=True),
             Linear(Register.HEADS, qkv, bias if layer else None),
             RotateAndStore(Register.HEADS, layer, qk_norm if layer else None, 1e-5, has_rope=not layer),
             Attend(Register.HEADS, Register.ATTENDED, layer, window=40 if layer else None),
             Take(Register.ATTENDED),
             Linear(Register.HIDDEN, (make(HIDDEN_SIZE, queries),), None, is_added=True),
-            Norm(Register.HIDDEN, norm, 1e-5),
+            Norm(Register.HIDDEN, norm, 1e-5, is_fine=True),
             Linear(Register.GATE_UP, gate_up, None),
             Gate(Register.GATE_UP),
             Linear(Register.HIDDEN, (_int8(HIDDEN_SIZE, INTERMEDIATE_SIZE),), None, is_added=True),
         ]
     ops += [
         Select(Register.HIDDEN, Register.SELECTED),
-        Norm(Register.SELECTED, torch.ones(HIDDEN_SIZE), 1e-5),
+        Norm(Register.SELECTED, torch.ones(HIDDEN_SIZE), 1e-5, is_fine=True),
         Linear(Register.LOGITS, (_int8(VOCAB_SIZE, HIDDEN_SIZE),), None),
     ]
     return Program(

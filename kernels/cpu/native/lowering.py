@@ -60,10 +60,21 @@ def lower(program: Program) -> LoweredProgram:
     """`why_unsuitable` must have found nothing."""
     kept: list[Any] = []
     ops = [_lowered(op, program, kept) for op in program.ops]
+    _flag_fine(program.ops, ops)
     (select,) = (index for index, op in enumerate(program.ops) if isinstance(op, Select))
     for op in ops[select + 1 :]:
         op.flags |= OpFlags.OVER_SELECTED
     return LoweredProgram((Op * len(ops))(*ops), select, kept)
+
+
+def _flag_fine(ops: Sequence[ProgramOp], lowered: Sequence[Op]) -> None:
+    """Those that write fine activations, and those that read them."""
+    are_fine = False
+    for op, struct in zip(ops, lowered, strict=True):
+        if isinstance(op, Norm | Take | Gate):
+            are_fine = isinstance(op, Norm) and op.is_fine
+        if are_fine and isinstance(op, Norm | Linear):
+            struct.flags |= OpFlags.FINE
 
 
 def _lowered(op: ProgramOp, program: Program, kept: list[Any]) -> Op:

@@ -89,7 +89,7 @@ class NativeModel:
             "backend": "cpu-native",
             "key_tile": KEY_TILE,
             "compute_dtype": "float32",
-            "activation_quantisation": "int8-g32-symmetric",
+            "activation_quantisation": "g32-symmetric: int16 (127 x 254) after norms, else int8",
             "arithmetic": _arithmetic_digest(self._library, self._variant),
         }
 

@@ -12,7 +12,7 @@ from tiny import BASE, logits_of, random_ids, runner_of, sequence, tiled_decoder
 from torch import Tensor
 
 from chatkv.engine.models.decoder import Decoder
-from chatkv.kernels import KernelChoice, reference
+from chatkv.kernels import KernelChoice
 from chatkv.kernels.cpu import CpuBackend
 from chatkv.kernels.cpu.backend import CpuPlan
 from chatkv.kernels.cpu.linear import CpuLinear
@@ -41,11 +41,19 @@ NUM_TOKENS = 200
 
 
 class QuantisingBackend(CpuBackend):
-    """Rounds what the native kernels round: activations to 8 bits, K and V to 16."""
+    """Rounds what the native kernels round: activations to 8 bits, or 15 after a norm, K and V to 16."""
+
+    _normed = torch.empty(0)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        self._normed = super().rms_norm(x, weight, eps)
+        return self._normed
 
     def linear(self, x: Tensor, prepared: CpuLinear) -> Tensor:
-        quanta, scales = reference.quantise_rows(x.unflatten(1, (-1, GROUP_SIZE)))
-        return super().linear(reference.dequantise_rows(quanta, scales).flatten(1), prepared)
+        num_steps = 127 * 254 if x is self._normed else 127
+        groups = x.unflatten(1, (-1, GROUP_SIZE))
+        scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30) / num_steps
+        return super().linear(((groups / scales).round() * scales).flatten(1), prepared)
 
     def kv_write(self, plan: CpuPlan, layer: int, keys: Tensor, values: Tensor) -> None:
         super().kv_write(plan, layer, keys.half().float(), values.half().float())
@@ -54,6 +62,11 @@ class QuantisingBackend(CpuBackend):
 def whole_logits(model: Decoder, ids: Sequence[int]) -> Tensor:
     (logits,) = logits_of(runner_of(model, 40), sequence(ids, 0, range(20)))
     return logits
+
+
+def first_logits(model: Decoder, ids: Sequence[int]) -> list[Tensor]:
+    """Of each token, at the start of a text."""
+    return logits_of(runner_of(model, 40), *(sequence([token], 0, [block]) for block, token in enumerate(ids[:12])))
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -68,14 +81,15 @@ def test_logits_are_those_of_torch_with_the_same_rounding(
     config, ids = BASE | MODELS[name], random_ids(NUM_TOKENS, 211)
     model = tiled_decoder_of(config, weight_format)
     assert model.kernels.startswith("native")
-    found = whole_logits(model, ids)
+    found, found_alone = whole_logits(model, ids), first_logits(model, ids)
     plain = whole_logits(tiled_decoder_of(config, weight_format, TORCH), ids)
     monkeypatch.setattr("chatkv.kernels.CpuBackend", QuantisingBackend)
-    expected = whole_logits(tiled_decoder_of(config, weight_format, TORCH), ids)
-    assert relative_error(found[:1], expected[:1]) < 1e-3
-    # Later rows meet quanta that were rounded the other way, for a last bit of a sum.
+    rounded = tiled_decoder_of(config, weight_format, TORCH)
+    expected, expected_alone = whole_logits(rounded, ids), first_logits(rounded, ids)
+    # Here and there a last bit of a sum, and so a quantum, is rounded the other way. Not for all tokens.
+    assert min(map(relative_error, found_alone, expected_alone)) < 1e-4
     assert relative_error(found, expected) < 0.02
-    assert 0.02 < relative_error(found, plain) < 0.08, "8 bits cost something, and little"
+    assert 0.01 < relative_error(found, plain) < 0.04, "8 bits cost something, and little"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -59,16 +59,17 @@ struct Model {
         return norms.back()->data();
     }
 
-    Op& add(OpKind kind, int source, int target, int num_columns) {
+    Op& add(OpKind kind, int source, int target, int num_columns, int flags = 0) {
         ops.push_back({});
         Op& op = ops.back();
         op.kind = kind, op.source = source, op.target = target, op.num_columns = num_columns, op.eps = 1e-5f;
+        op.flags = flags;
         return op;
     }
 
-    void linear(OpKind kind, int target, int num_rows, int num_columns, int format) {
+    void linear(OpKind kind, int target, int num_rows, int num_columns, int format, int flags = 0) {
         const Matrix* made = matrix(num_rows, num_columns, format);
-        Op& op = add(kind, 0, target, num_columns);
+        Op& op = add(kind, 0, target, num_columns, flags);
         op.matrices = made, op.num_matrices = 1;
     }
 
@@ -78,8 +79,8 @@ struct Model {
         embed.matrices = table, embed.num_matrices = 1;
         for (int layer = 0; layer < NUM_LAYERS; layer++) {
             const float *before = norm(HIDDEN), *heads = norm((NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM), *after = norm(HIDDEN);
-            add(NORM_QUANTISE, 0, 0, HIDDEN).weight = before;
-            linear(LINEAR, 1, WIDTH, HIDDEN, INT4_AFFINE);
+            add(NORM_QUANTISE, 0, 0, HIDDEN, FINE).weight = before;
+            linear(LINEAR, 1, WIDTH, HIDDEN, layer ? INT4 : INT4_AFFINE, FINE);
             Op& rope = add(ROPE_STORE, 1, 1, WIDTH);
             rope.weight = layer ? heads : nullptr, rope.layer = layer, rope.flags = HAS_ROPE;
             Op& attention = add(ATTENTION, 1, 2, NUM_HEADS * HEAD_DIM);
@@ -93,10 +94,8 @@ struct Model {
         }
         add(SELECT, 0, 4, HIDDEN);
         const float* last = norm(HIDDEN);
-        Op& op = add(NORM_QUANTISE, 4, 0, HIDDEN);
-        op.weight = last, op.flags = OVER_SELECTED;
-        linear(LINEAR, 5, VOCAB, HIDDEN, INT8);
-        ops.back().flags = OVER_SELECTED;
+        add(NORM_QUANTISE, 4, 0, HIDDEN, OVER_SELECTED | FINE).weight = last;
+        linear(LINEAR, 5, VOCAB, HIDDEN, INT8, OVER_SELECTED | FINE);
     }
 };
 
@@ -140,7 +139,7 @@ std::vector<float> run(const Model& model, const Kernels& kernels, int num_threa
             for (int width : widths) registers.emplace_back(rows * width);
             registers.emplace_back(chosen * HIDDEN);
             registers.emplace_back(chosen * VOCAB);
-            std::vector<int8_t> quanta(rows * INNER);
+            std::vector<int8_t> quanta(rows * INNER), low(rows * INNER);
             std::vector<float> scales(rows * INNER / GROUP), offsets(rows * INNER / GROUP);
             std::vector<int32_t> sums(rows * INNER / GROUP);
             std::vector<uint8_t> is_finite(rows);
@@ -153,7 +152,7 @@ std::vector<float> run(const Model& model, const Kernels& kernels, int num_threa
                 int width = i < 4 ? widths[i] : i == 4 ? HIDDEN : VOCAB;
                 step.registers[i] = {registers[i].data(), width};
             }
-            step.activations = {quanta.data(), scales.data(), sums.data(), offsets.data()};
+            step.activations = {quanta.data(), scales.data(), sums.data(), offsets.data(), low.data()};
             step.pool = {pool.data(), block_bytes, scales_offset, NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, format};
             step.num_rows = rows, step.num_heads = NUM_HEADS, step.scale = 0.25f;
             run_step(threads, kernels, step);

@@ -9,19 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chatkv.kernels.cpu.native.abi import Activations, Format, Matrix, Op, OpKind, Register, Step
+from chatkv.kernels.cpu.native.abi import Activations, Format, Matrix, Op, OpFlags, OpKind, Register, Step
 from chatkv.kernels.cpu.native.library import native_library
 from chatkv.kernels.weights import TiledWeight
 
 FORMATS = {"int4-affine": Format.INT4_AFFINE, "int4": Format.INT4, "int8": Format.INT8}
 GROUP = 32
+LOW_QUANTA = 254
 GUARD = 64
 """Elements around a result that nothing may write to."""
 GUARD_VALUE = 77
 
 
 class QuantisedRows(NamedTuple):
-    """number = quantum * scale; G = n / 32."""
+    """number = quantum * scale; G = n / 32. Fine rows have a low plane."""
 
     quanta: Tensor
     """int8 [num_rows, n]"""
@@ -31,13 +32,19 @@ class QuantisedRows(NamedTuple):
     """int32 [num_rows, G]"""
     offsets: Tensor
     """float32 [num_rows, G]"""
+    low: Tensor | None = None
+    """int8 [num_rows, n]"""
+
+    def joined_quanta(self) -> Tensor:
+        """float64 [num_rows, n], whole numbers"""
+        return self.quanta.double() if self.low is None else LOW_QUANTA * self.quanta.double() + self.low
 
     def numbers(self) -> Tensor:
         """float64 [num_rows, n]"""
-        return (self.quanta.double().unflatten(1, (-1, GROUP)) * self.scales.double().unsqueeze(-1)).flatten(1)
+        return (self.joined_quanta().unflatten(1, (-1, GROUP)) * self.scales.double().unsqueeze(-1)).flatten(1)
 
     def rows(self, begin: int, end: int) -> QuantisedRows:
-        return QuantisedRows(*(part[begin:end].contiguous() for part in self))
+        return QuantisedRows(*(None if part is None else part[begin:end].contiguous() for part in self))
 
 
 class Product(NamedTuple):
@@ -63,20 +70,22 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(*(torch.where(part.isnan(), 0, part).contiguous().view(torch.int32) for part in (a, b)))
 
 
-def quantise(x: Tensor, variant: str = "scalar", num_threads: int = 1) -> QuantisedRows:
+def quantise(x: Tensor, variant: str = "scalar", num_threads: int = 1, *, is_fine: bool = False) -> QuantisedRows:
     """float32 [num_rows, n]"""
-    return _quantised(OpKind.QUANTISE, x, x.shape[1], variant, num_threads)
+    return _quantised(OpKind.QUANTISE, x, x.shape[1], variant, num_threads, is_fine)
 
 
 def norm_quantise(
-    x: Tensor, weight: Tensor, eps: float, variant: str = "scalar", num_threads: int = 1
+    x: Tensor, weight: Tensor, eps: float, variant: str = "scalar", num_threads: int = 1, *, is_fine: bool = False
 ) -> QuantisedRows:
-    return _quantised(OpKind.NORM_QUANTISE, x, x.shape[1], variant, num_threads, weight, eps)
+    return _quantised(OpKind.NORM_QUANTISE, x, x.shape[1], variant, num_threads, is_fine, weight, eps)
 
 
-def silu_mul_quantise(gate_up: Tensor, variant: str = "scalar", num_threads: int = 1) -> QuantisedRows:
+def silu_mul_quantise(
+    gate_up: Tensor, variant: str = "scalar", num_threads: int = 1, *, is_fine: bool = False
+) -> QuantisedRows:
     """float32 [num_rows, 2 n]"""
-    return _quantised(OpKind.SILU_MUL_QUANTISE, gate_up, gate_up.shape[1] // 2, variant, num_threads)
+    return _quantised(OpKind.SILU_MUL_QUANTISE, gate_up, gate_up.shape[1] // 2, variant, num_threads, is_fine)
 
 
 def embed(token_ids: Tensor, table: TiledWeight, variant: str = "scalar", num_threads: int = 1) -> Tensor:
@@ -114,8 +123,10 @@ def linear(
         target=2,
         num_matrices=len(products),
         num_columns=num_columns,
+        flags=OpFlags.NONE if rows.low is None else OpFlags.FINE,
     )
-    step = Step(num_rows=num_rows, activations=Activations(*(part.data_ptr() for part in rows)))
+    pointers = (None if part is None else part.data_ptr() for part in rows)
+    step = Step(num_rows=num_rows, activations=Activations(*pointers))
     step.registers[2] = Register(target.data_ptr() + 4 * GUARD, target.stride(0))
     _run(step, op, variant, num_threads)
     assert bool((target[:, :GUARD] == GUARD_VALUE).all() and (target[:, -GUARD:] == GUARD_VALUE).all())
@@ -128,6 +139,7 @@ def _quantised(
     num_columns: int,
     variant: str,
     num_threads: int,
+    is_fine: bool,
     weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> QuantisedRows:
@@ -139,13 +151,23 @@ def _quantised(
             (num_groups, torch.float32),
             (num_groups, torch.int32),
             (num_groups, torch.float32),
+            (num_columns, torch.int8),
         )
     ]
-    op = Op(weight=None if weight is None else weight.data_ptr(), kind=kind, source=3, num_columns=num_columns, eps=eps)
+    op = Op(
+        weight=None if weight is None else weight.data_ptr(),
+        kind=kind,
+        source=3,
+        num_columns=num_columns,
+        eps=eps,
+        flags=OpFlags.FINE if is_fine else OpFlags.NONE,
+    )
     step = Step(num_rows=num_rows, activations=Activations(*(part.data_ptr() for part in guarded)))
     step.registers[3] = _register(x)
     _run(step, op, variant, num_threads)
     assert all(bool((part[-GUARD:] == GUARD_VALUE).all()) for part in guarded)
+    if not is_fine:
+        assert bool((guarded.pop() == GUARD_VALUE).all())
     return QuantisedRows(*(part[:-GUARD].view(num_rows, -1) for part in guarded))
 
 

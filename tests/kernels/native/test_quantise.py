@@ -13,6 +13,7 @@ from chatkv.kernels import reference
 from chatkv.kernels.tile_layout import tile
 from chatkv.kernels.weights import Int4Weight, Int8Weight
 from tests.kernels.native.one_op import (
+    LOW_QUANTA,
     QuantisedRows,
     embed,
     norm_quantise,
@@ -23,7 +24,10 @@ from tests.kernels.native.one_op import (
 )
 
 EPS = 1e-5
-SMALLEST_INVERTIBLE = 127 / torch.finfo(torch.float32).max
+LARGEST_QUANTUM = {False: 127, True: 127 * LOW_QUANTA}
+"""Of coarse rows, and of fine ones."""
+
+both_planes = pytest.mark.parametrize("is_fine", [False, True], ids=["coarse", "fine"])
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -47,26 +51,34 @@ def hard_rows() -> Tensor:
     groups[9, 17] = -1e30
     groups[10] = 0
     groups[10, 9] = 1e-45
-    groups[11] = SMALLEST_INVERTIBLE
-    groups[12] = SMALLEST_INVERTIBLE * 1.01
+    largest_float = torch.finfo(torch.float32).max
+    groups[11] = 127 / largest_float
+    groups[12] = 127 / largest_float * 1.01
     groups[13, 3] = -math.nan
-    groups[14] = torch.finfo(torch.float32).max
+    groups[14] = largest_float
+    groups[15] = torch.arange(32) * LOW_QUANTA + 127.5 - 0.25 * (torch.arange(32) % 5)
+    groups[15, 31] = 127 * LOW_QUANTA
+    groups[16] = -groups[15]
+    groups[17] = 127 * LOW_QUANTA / largest_float
+    groups[18] = 127 * LOW_QUANTA / largest_float * 1.01
     return x
 
 
-def quantised_by_torch(x: Tensor) -> QuantisedRows:
+def quantised_by_torch(x: Tensor, is_fine: bool = False) -> QuantisedRows:
     """The same arithmetic, operation by operation. Torch makes two of `127 / largest`: it inverts, then multiplies."""
     groups = x.unflatten(1, (-1, 32))
-    largest = groups.abs().amax(-1)
-    inverse = torch.tensor(127.0) / largest
+    largest, most = groups.abs().amax(-1), LARGEST_QUANTUM[is_fine]
+    inverse = torch.tensor(float(most)) / largest
     is_zero = ~(inverse < math.inf) & largest.isfinite()
     scaled = groups * torch.where(is_zero | ~largest.isfinite(), 0, inverse).unsqueeze(-1)
-    quanta = scaled.nan_to_num(0).round().clamp(-127, 127)
+    quanta = scaled.nan_to_num(0).round().clamp(-most, most)
     quanta[~largest.isfinite()] = 0
-    scales = torch.where(is_zero, 0, largest / 127)
+    scales = torch.where(is_zero, 0, largest / most)
     scales[~largest.isfinite()] = math.nan
     sums = quanta.sum(-1)
-    return QuantisedRows(quanta.to(torch.int8).flatten(1), scales, sums.int(), scales * sums)
+    high = (quanta * (torch.tensor(1.0) / LOW_QUANTA)).round() if is_fine else quanta
+    low = (quanta - LOW_QUANTA * high).to(torch.int8).flatten(1) if is_fine else None
+    return QuantisedRows(high.to(torch.int8).flatten(1), scales, sums.int(), scales * sums, low)
 
 
 def normed_by_torch(x: Tensor, weight: Tensor) -> Tensor:
@@ -84,17 +96,20 @@ def normed_by_torch(x: Tensor, weight: Tensor) -> Tensor:
 
 def assert_same(found: QuantisedRows, expected: QuantisedRows) -> None:
     for name, left, right in zip(QuantisedRows._fields, found, expected, strict=True):
-        assert same_bits(left, right), name
+        assert (left is None) == (right is None), name
+        assert left is None or same_bits(left, right), name
 
 
 @pytest.mark.parametrize("num_columns", [32, 576])
-def test_each_number_is_as_the_arithmetic_says(num_columns: int) -> None:
+@both_planes
+def test_each_number_is_as_the_arithmetic_says(num_columns: int, is_fine: bool) -> None:
     x = numbers(7, num_columns)
-    rows = quantise(x)
-    assert_same(rows, quantised_by_torch(x))
+    rows = quantise(x, is_fine=is_fine)
+    assert_same(rows, quantised_by_torch(x, is_fine))
     largest = x.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True)
     error = (rows.numbers() - x).unflatten(1, (-1, 32)).abs()
-    assert bool((error <= largest / 254 * 1.00001).all())
+    # A float32's own rounding is not far below that of fine quanta.
+    assert bool((error <= largest / LARGEST_QUANTUM[is_fine] * (0.51 if is_fine else 0.50001)).all())
 
 
 def test_hard_groups_are_as_the_arithmetic_says() -> None:
@@ -113,13 +128,36 @@ def test_hard_groups_are_as_the_arithmetic_says() -> None:
     assert bool((quanta[12] == 127).all())
 
 
+def test_hard_groups_of_fine_rows_are_as_the_arithmetic_says() -> None:
+    rows = quantise(hard_rows(), is_fine=True)
+    assert_same(rows, quantised_by_torch(hard_rows(), is_fine=True))
+    scales, joined = rows.scales.flatten(), rows.joined_quanta().view(-1, 32)
+    for group in (0, 1, 5, 6, 10, 11, 12):
+        assert scales[group] == 0
+        assert not joined[group].any()
+    for group in (2, 3, 4, 13):
+        assert scales[group].isnan()
+        assert not joined[group].any()
+    for group, sign in ((15, 1), (16, -1)):
+        assert scales[group] == 1
+        assert torch.equal(joined[group], hard_rows().view(-1, 32)[group].round().double())
+        assert joined[group, 31] == sign * 127 * LOW_QUANTA
+    assert scales[18] > 0
+    assert bool((joined[18] == 127 * LOW_QUANTA).all())
+    assert rows.low is not None
+    assert int(rows.low.abs().max()) == 127
+    assert int(rows.low.min()) == -127
+
+
+@both_planes
 @pytest.mark.parametrize("num_columns", [32, 64, 576])
-def test_norm_is_as_the_arithmetic_says(num_columns: int) -> None:
+def test_norm_is_as_the_arithmetic_says(num_columns: int, is_fine: bool) -> None:
     x, weight = numbers(5, num_columns), numbers(num_columns, seed=1)
-    rows = norm_quantise(x, weight, EPS)
-    assert_same(rows, quantised_by_torch(normed_by_torch(x, weight)))
+    rows = norm_quantise(x, weight, EPS, is_fine=is_fine)
+    assert_same(rows, quantised_by_torch(normed_by_torch(x, weight), is_fine))
     expected = reference.rms_norm(x, weight, EPS)
-    assert torch.allclose(rows.numbers().float(), expected, rtol=0, atol=float(expected.abs().max()) / 250)
+    allowed = float(expected.abs().max()) / LARGEST_QUANTUM[is_fine] * 0.51
+    assert torch.allclose(rows.numbers().float(), expected, rtol=0, atol=allowed)
 
 
 def test_silu_and_exp_are_near_float64() -> None:
@@ -148,16 +186,21 @@ def test_silu_of_extremes() -> None:
     assert rows.scales[0, 4] == torch.tensor(1000.0) / 127
 
 
-CASES: dict[str, Callable[[Tensor, str, int], QuantisedRows]] = {
-    "quantise": quantise,
-    "norm": lambda x, variant, threads: norm_quantise(x, numbers(x.shape[1], seed=2), EPS, variant, threads),
-    "silu": silu_mul_quantise,
+CASES: dict[str, Callable[[Tensor, str, int, bool], QuantisedRows]] = {
+    "quantise": lambda x, variant, threads, is_fine: quantise(x, variant, threads, is_fine=is_fine),
+    "norm": lambda x, variant, threads, is_fine: norm_quantise(
+        x, numbers(x.shape[1], seed=2), EPS, variant, threads, is_fine=is_fine
+    ),
+    "silu": lambda x, variant, threads, is_fine: silu_mul_quantise(x, variant, threads, is_fine=is_fine),
 }
 
 
+@both_planes
 @pytest.mark.parametrize("name", CASES)
-def test_variants_and_threads_give_the_same_bits(name: str) -> None:
-    run = CASES[name]
+def test_variants_and_threads_give_the_same_bits(name: str, is_fine: bool) -> None:
+    def run(x: Tensor, variant: str, num_threads: int) -> QuantisedRows:
+        return CASES[name](x, variant, num_threads, is_fine)
+
     for x in (numbers(37, 576), hard_rows(), numbers(3, 64) * 20, numbers(1, 1536)):
         expected = run(x, "scalar", 1)
         for row in range(0, len(x), 7):

@@ -31,12 +31,15 @@ struct Matrix {
 };
 
 // Quantised rows: number = quantum * scale. Row m of n columns: quanta [m n ..], scales, sums, offsets [m n / 32 ..].
+// Fine rows have quanta of 16 bits, in two planes: LOW_QUANTA * quanta + low, each in -127 .. 127.
 struct Activations {
     int8_t* quanta;
     float* scales;
     int32_t* sums;  // of the quanta of a group
     float* offsets; // scale * float(sum)
+    int8_t* low;    // as `quanta`; null: not fine
 };
+constexpr int LOW_QUANTA = 254; // what a quantum of the high plane is worth
 
 struct Register {
     float* data;    // row after row
@@ -78,7 +81,8 @@ enum OpKind : int32_t {
     ATTENTION = 7,         // target = attention of the queries in source over the pool's `layer`
     SELECT = 8,            // target[i] = source[selected[i]]; is_finite[m] for every row m of source
 };
-enum OpFlags : int32_t { HAS_ROPE = 1, OVER_SELECTED = 2 }; // OVER_SELECTED: rows are those of SELECT
+// OVER_SELECTED: rows are those of SELECT. FINE: activations are written, or read, as fine rows.
+enum OpFlags : int32_t { HAS_ROPE = 1, OVER_SELECTED = 2, FINE = 4 };
 
 struct Op {
     const Matrix* matrices;

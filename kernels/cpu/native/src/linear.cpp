@@ -38,7 +38,7 @@ void finish_outputs(const Matrix& matrix, int row, int tile, vf16 sum, const Reg
     }
 }
 
-template <int format, int rows, int tiles>
+template <int format, int planes, int rows, int tiles>
 void linear_block(
     const Matrix& matrix, const Activations& from, int row, int tile, Prefetch prefetch, const Register& target,
     bool adds) {
@@ -46,7 +46,8 @@ void linear_block(
     const int64_t num_columns = matrix.num_columns, num_groups = num_columns / GROUP;
     const int64_t tile_stride = num_groups * tile_bytes;
     const uint8_t* weights = matrix.tiles + tile * tile_stride;
-    const int8_t* quanta = from.quanta + row * num_columns;
+    Quanta quanta = {from.quanta + row * num_columns, nullptr, num_columns};
+    if (planes == 2) quanta.low = from.low + row * num_columns;
     const float *scales = from.scales + row * num_groups, *offsets = from.offsets + row * num_groups;
     const int32_t* sums = from.sums + row * num_groups;
     vf16 acc[tiles][rows];
@@ -56,7 +57,7 @@ void linear_block(
         for (int64_t i = 0; i < prefetch.bytes; i += CACHE_LINE) __builtin_prefetch(prefetch.next + i);
         prefetch.next += prefetch.bytes;
         vi16 dots[tiles][rows];
-        dots_of_group<format>(weights, tile_stride, quanta, num_columns, sums + g, num_groups, dots);
+        dots_of_group<format, planes>(weights, tile_stride, quanta, sums + g, num_groups, dots);
         for (int t = 0; t < tiles; t++) {
             const vf16 scale = load_half(weights + t * tile_stride);
             for (int m = 0; m < rows; m++)
@@ -67,31 +68,33 @@ void linear_block(
                 acc[t][m] = fma(minimum, splat(offsets[m * num_groups + g]), acc[t][m]);
         }
         weights += tile_bytes;
-        quanta += GROUP;
+        quanta.high += GROUP;
+        if (planes == 2) quanta.low += GROUP;
     }
     for (int t = 0; t < tiles; t++)
         for (int m = 0; m < rows; m++) finish_outputs(matrix, row + m, tile + t, acc[t][m], target, adds);
 }
 
 // A block of `num_rows` rows, 1 .. rows.
-template <int format, int tiles, int rows = MAX_ROWS>
+template <int format, int planes, int tiles, int rows = MAX_ROWS<planes>>
 void linear_block_of(
     int num_rows, const Matrix& matrix, const Activations& from, int row, int tile, Prefetch prefetch,
     const Register& target, bool adds) {
     if constexpr (rows > 1) {
         if (num_rows < rows) {
-            linear_block_of<format, tiles, rows - 1>(num_rows, matrix, from, row, tile, prefetch, target, adds);
+            linear_block_of<format, planes, tiles, rows - 1>(num_rows, matrix, from, row, tile, prefetch, target, adds);
             return;
         }
     }
-    linear_block<format, rows, tiles>(matrix, from, row, tile, prefetch, target, adds);
+    linear_block<format, planes, rows, tiles>(matrix, from, row, tile, prefetch, target, adds);
 }
 
-template <int format>
+template <int format, int planes>
 void linear_of(
     const Matrix& matrix, const Activations& from, int row_begin, int row_end, int tile_begin, int tile_end,
     const Register& target, bool adds) {
-    const int num_rows = row_end - row_begin, num_blocks = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    constexpr int max_rows = MAX_ROWS<planes>;
+    const int num_rows = row_end - row_begin, num_blocks = (num_rows + max_rows - 1) / max_rows;
     const int64_t num_groups = matrix.num_columns / GROUP, tile_stride = num_groups * TILE_BYTES[format];
     for (int tile = tile_begin; tile < tile_end;) {
         // A single block is bound by memory, which is fastest in one stream.
@@ -103,13 +106,24 @@ void linear_of(
             const int row = row_begin + num_rows * block / num_blocks;
             const int next_row = row_begin + num_rows * (block + 1) / num_blocks;
             if (num_tiles == 1)
-                linear_block_of<format, 1>(next_row - row, matrix, from, row, tile, prefetch, target, adds);
+                linear_block_of<format, planes, 1>(next_row - row, matrix, from, row, tile, prefetch, target, adds);
             else
-                linear_block_of<format, MAX_TILES>(next_row - row, matrix, from, row, tile, prefetch, target, adds);
+                linear_block_of<format, planes, MAX_TILES>(
+                    next_row - row, matrix, from, row, tile, prefetch, target, adds);
             prefetch.next += num_groups * bytes_per_group;
         }
         tile += num_tiles;
     }
+}
+
+template <int format>
+void linear_in_planes(
+    const Matrix& matrix, const Activations& from, int row_begin, int row_end, int tile_begin, int tile_end,
+    const Register& target, bool adds) {
+    if (from.low == nullptr)
+        linear_of<format, 1>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
+    else
+        linear_of<format, 2>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
 }
 
 } // namespace
@@ -119,13 +133,13 @@ void linear(
     const Register& target, bool adds) {
     switch (matrix.format) {
     case INT4_AFFINE:
-        linear_of<INT4_AFFINE>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
+        linear_in_planes<INT4_AFFINE>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
         break;
     case INT4:
-        linear_of<INT4>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
+        linear_in_planes<INT4>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
         break;
     default:
-        linear_of<INT8>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
+        linear_in_planes<INT8>(matrix, from, row_begin, row_end, tile_begin, tile_end, target, adds);
     }
 }
 

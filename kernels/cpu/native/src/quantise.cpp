@@ -1,4 +1,4 @@
-// Activations as int8, each group of 32 columns with its own scale; and rows of a quantised table as floats.
+// Activations as one int8 or two, each group of 32 columns with its own scale; and rows of a quantised table as floats.
 #include "exp.h"
 #include "norm.h"
 #include "variant.h"
@@ -8,7 +8,7 @@ CHATKV_NS_BEGIN
 namespace {
 
 constexpr int32_t INFINITY_BITS = 0x7f800000;
-constexpr float LARGEST_QUANTUM = 127.0f;
+constexpr int LARGEST_QUANTUM = 127;
 
 // Where the groups of one row go.
 struct QuantisedRow {
@@ -16,33 +16,49 @@ struct QuantisedRow {
     float* scales;
     int32_t* sums;
     float* offsets;
+    int8_t* low; // null: not fine
 };
 
 QuantisedRow row_of(const Activations& to, int row, int num_columns) {
     const int64_t first = int64_t(row) * num_columns, group = first / GROUP;
-    return {to.quanta + first, to.scales + group, to.sums + group, to.offsets + group};
+    int8_t* low = to.low ? to.low + first : nullptr;
+    return {to.quanta + first, to.scales + group, to.sums + group, to.offsets + group, low};
+}
+
+// Sixteen quanta of a fine row. Where 127 and -127 would both do for the low plane, either does.
+CHATKV_INLINE void store_planes(vi16 quanta, int8_t* high, int8_t* low) {
+    const vi16 highs = to_int(to_float(quanta) * splat(1.0f / LOW_QUANTA));
+    store_int8(high, highs);
+    store_int8(low, quanta - (shift_left<8>(highs) - shift_left<1>(highs)));
 }
 
 // Columns 32 g .. 32 g + 31, held in two vectors. The largest magnitude is found among the bits, as integers: there
 // infinity and NaN are larger than any number. A group with one of them gets the scale NaN, which reaches every output.
-CHATKV_INLINE void quantise_group(vf16 low, vf16 high, int g, const QuantisedRow& to) {
-    const int32_t largest_bits = reduce_max(higher(bits(absolute(low)), bits(absolute(high))));
+CHATKV_INLINE void quantise_group(vf16 first, vf16 second, int g, const QuantisedRow& to) {
+    const int32_t largest_bits = reduce_max(higher(bits(absolute(first)), bits(absolute(second))));
     float largest;
     memcpy(&largest, &largest_bits, sizeof largest);
-    float scale = largest / LARGEST_QUANTUM, inverse = LARGEST_QUANTUM / largest;
+    const int largest_quantum = to.low ? LARGEST_QUANTUM * LOW_QUANTA : LARGEST_QUANTUM;
+    float scale = largest / float(largest_quantum), inverse = float(largest_quantum) / largest;
     const bool is_finite = largest_bits < INFINITY_BITS;
     if (!(inverse < __builtin_inff())) scale = inverse = 0.0f;  // zeros, or so small that the inverse overflows
     if (!is_finite) {
         scale = __builtin_nanf("");
-        low = high = zero();
+        first = second = zero();
         inverse = 0.0f;
     }
-    const vi16 least = splat(-127), most = splat(127);
-    const vi16 low_quanta = lower(higher(to_int(low * splat(inverse)), least), most);
-    const vi16 high_quanta = lower(higher(to_int(high * splat(inverse)), least), most);
-    store_int8(to.quanta + g * GROUP, low_quanta);
-    store_int8(to.quanta + g * GROUP + TILE, high_quanta);
-    const int32_t sum = reduce_add(low_quanta + high_quanta);
+    const vi16 least = splat(-largest_quantum), most = splat(largest_quantum);
+    const vi16 first_quanta = lower(higher(to_int(first * splat(inverse)), least), most);
+    const vi16 second_quanta = lower(higher(to_int(second * splat(inverse)), least), most);
+    int8_t* quanta = to.quanta + g * GROUP;
+    if (to.low) {
+        store_planes(first_quanta, quanta, to.low + g * GROUP);
+        store_planes(second_quanta, quanta + TILE, to.low + g * GROUP + TILE);
+    } else {
+        store_int8(quanta, first_quanta);
+        store_int8(quanta + TILE, second_quanta);
+    }
+    const int32_t sum = reduce_add(first_quanta + second_quanta);
     to.scales[g] = scale;
     to.sums[g] = sum;
     to.offsets[g] = scale * float(sum);

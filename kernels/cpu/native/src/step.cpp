@@ -26,6 +26,13 @@ template <class Work> void over_rows(Threads& threads, int num_rows, const Work&
     });
 }
 
+// What the operation writes or reads: without the low plane, unless it is fine.
+Activations activations_of(const Step& step, const Op& op) {
+    Activations activations = step.activations;
+    if (!(op.flags & FINE)) activations.low = nullptr;
+    return activations;
+}
+
 void run_linear(Threads& threads, const Kernels& kernels, const Step& step, const Op& op, int num_rows) {
     int num_tiles = 0;
     for (int i = 0; i < op.num_matrices; i++) num_tiles += divide_up(op.matrices[i].num_rows, TILE);
@@ -35,6 +42,7 @@ void run_linear(Threads& threads, const Kernels& kernels, const Step& step, cons
     int tiles = std::max(MIN_TILES_PER_CHUNK, divide_up(num_tiles, wanted));
     int num_tile_chunks = divide_up(num_tiles, tiles);
     const Register& target = step.registers[op.target];
+    const Activations activations = activations_of(step, op);
     // Chunks of one row block follow one another: its quanta are read while they are in the cache.
     threads.run(num_row_blocks * num_tile_chunks, [&](int chunk, int) {
         int row_begin = chunk / num_tile_chunks * rows, row_end = std::min(num_rows, row_begin + rows);
@@ -44,8 +52,7 @@ void run_linear(Threads& threads, const Kernels& kernels, const Step& step, cons
             int count = divide_up(matrix.num_rows, TILE);
             int from = std::max(begin - first, 0), to = std::min(end - first, count);
             if (from < to)
-                kernels.linear(
-                    matrix, step.activations, row_begin, row_end, from, to, target, op.kind == LINEAR_ADD);
+                kernels.linear(matrix, activations, row_begin, row_end, from, to, target, op.kind == LINEAR_ADD);
             first += count;
         }
     });
@@ -148,6 +155,7 @@ void run_select(Threads& threads, const Step& step, const Op& op) {
 void run_op(Threads& threads, const Kernels& kernels, const Step& step, const Op& op) {
     const int num_rows = op.flags & OVER_SELECTED ? step.num_selected : step.num_rows;
     const Register &source = step.registers[op.source], &target = step.registers[op.target];
+    const Activations activations = activations_of(step, op);
     switch (op.kind) {
     case EMBED:
         over_rows(threads, num_rows, [&](int begin, int end) {
@@ -156,17 +164,17 @@ void run_op(Threads& threads, const Kernels& kernels, const Step& step, const Op
         break;
     case NORM_QUANTISE:
         over_rows(threads, num_rows, [&](int begin, int end) {
-            kernels.norm_quantise(source, op.weight, op.eps, op.num_columns, begin, end, step.activations);
+            kernels.norm_quantise(source, op.weight, op.eps, op.num_columns, begin, end, activations);
         });
         break;
     case QUANTISE:
         over_rows(threads, num_rows, [&](int begin, int end) {
-            kernels.quantise(source, op.num_columns, begin, end, step.activations);
+            kernels.quantise(source, op.num_columns, begin, end, activations);
         });
         break;
     case SILU_MUL_QUANTISE:
         over_rows(threads, num_rows, [&](int begin, int end) {
-            kernels.silu_mul_quantise(source, op.num_columns, begin, end, step.activations);
+            kernels.silu_mul_quantise(source, op.num_columns, begin, end, activations);
         });
         break;
     case LINEAR:
