@@ -32,7 +32,7 @@ NUM_CONTROL_TOKENS = 512
 NUM_DECODED = 20
 NUM_WINDOWS = 200
 WINDOW_TOKENS = 64
-STATED_ROUNDING = 1.0
+STATED_ROUNDING = 0.5
 """Logits: two tokens that fp32 arithmetic holds apart by less may change places."""
 TOPICS = ("objects", "naming", "execmodel", "import", "exceptions", "types", "compound", "specialnames")
 TORCH, NATIVE, INT8 = "fp32 arithmetic, fp32 KV", "native kernels, fp16 KV", "native kernels, int8 KV"
