@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.running_service import ROOT, RunningService, Timing
 
+from .kept_blocks import forget_store
 from .report import Report, median, percentile
 from .text import prompt_of, words
 
@@ -114,6 +115,7 @@ async def run(home: Path) -> None:
     service = RunningService(home)
     service.install_model()
     try:
+        forget_store(home)
         await service.start()
         report.add("start-up, socket answers", service.listening_s, "s")
         report.add("start-up, model ready", service.ready_s, "s")

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from tests.running_service import ROOT
 
+from .kept_blocks import forget_store
 from .peer_load import measure_idle, measure_load, measure_start
-from .peer_memory import forget_store, measure_memory, measure_resume
+from .peer_memory import measure_memory, measure_resume
 from .peer_servers import LlamaServer, Pair
 from .peer_speed import measure_decode, measure_prefill, measure_reuse
 from .report import Report

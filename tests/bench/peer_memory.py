@@ -9,11 +9,9 @@ times 8k tokens is what eight chats take that share nothing, and short ones take
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from itertools import count
-from pathlib import Path
 
+from .kept_blocks import kv_folder
 from .page_cache import drop_page_cache
 from .peer_client import Messages
 from .peer_report import add_compared
@@ -135,15 +133,3 @@ async def until_stored(server: OurServer) -> None:
     while (await server.status("/chatkv/cache"))["tiers"]["disk"]["num_queued"]:
         await asyncio.sleep(0.05)
     await server.settle()
-
-
-def kv_folder(home: Path) -> Path:
-    return home / "cache" / "kv"
-
-
-def forget_store(home: Path) -> None:
-    """Prompts of an earlier run must be computed again."""
-    if kv_folder(home).exists():
-        aside = Path(tempfile.mkdtemp(dir=home))
-        kv_folder(home).rename(aside / "kv")
-        shutil.rmtree(aside)
