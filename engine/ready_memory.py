@@ -14,6 +14,8 @@ from torch import Tensor
 
 READY_BYTES = 128 << 20
 """Ready at the start, and each further piece. More than 4,000 tokens of the default model take."""
+MAX_READY_BYTES = 512 << 20
+"""Of a mapping. Where more is in use, memory is dearer than a fault."""
 PIECE_BYTES = 8 << 20
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14; what is in the pages stays. Older kernels refuse, and pages come when they are touched."""
@@ -28,7 +30,7 @@ class ReadyMemory:
     def __init__(self, memory: Tensor) -> None:
         """memory: uint8, contiguous, page-aligned."""
         self._memory = memory
-        self._num_bytes = memory.numel()
+        self._num_bytes = min(memory.numel(), MAX_READY_BYTES)
         self._ready_bytes = 0
         """Those of the last piece may still be on their way."""
         self._thread: threading.Thread | None = None

@@ -76,3 +76,12 @@ def test_it_ends_with_the_memory() -> None:
         reached(ready, offset)
     assert resident_bytes(memory) == NUM_BYTES
     assert memory.count_nonzero() == 0
+
+
+def test_beyond_a_limit_pages_come_when_they_are_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_memory, "MAX_READY_BYTES", 40 << 20)
+    memory = new_memory()
+    ready = ReadyMemory(memory)
+    for offset in range(0, NUM_BYTES, 1 << 20):
+        reached(ready, offset)
+    assert resident_bytes(memory) <= 40 << 20
