@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Self
@@ -12,10 +11,11 @@ from typing import Any, Self
 import httpx
 
 from ..paths import Paths
-from .errors import RefusedError, ServiceLostError
+from .errors import ServiceLostError
 from .launch import COMMAND, ensure_running, wait_stopped
 from .sse import read_events
 from .tip import TIP, Tip
+from .wire import body_of, check_status, valid_text, valid_values
 
 Json = dict[str, Any]
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)
@@ -257,20 +257,20 @@ class Client:
     ) -> httpx.Response:
         try:
             answer = await self._http.request(
-                method, _valid(path), params=_valid_values(params), content=_encoded(body), timeout=timeout
+                method, valid_text(path), params=valid_values(params), content=body_of(body), timeout=timeout
             )
         except httpx.TransportError as error:
             raise ServiceLostError(str(error)) from error
-        _check(answer.status_code, answer.content)
+        check_status(answer.status_code, answer.content)
         return answer
 
     async def _stream(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> AsyncGenerator[Json, None]:
         try:
-            async with self._http.stream(method, path, content=_encoded(body), timeout=NO_TIMEOUT) as answer:
+            async with self._http.stream(method, path, content=body_of(body), timeout=NO_TIMEOUT) as answer:
                 if answer.status_code >= 400:
-                    _check(answer.status_code, await answer.aread())
+                    check_status(answer.status_code, await answer.aread())
                 async for event in read_events(answer.aiter_bytes()):
                     yield event
         except httpx.TransportError as error:
@@ -279,26 +279,3 @@ class Client:
 
 def _turn(text: str, parent_id: str | Tip | None) -> Json:
     return {"text": text} if parent_id is TIP else {"text": text, "parent_id": parent_id}
-
-
-def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
-    """ASCII: a command line that is not UTF-8 brings halves of surrogate pairs, which httpx cannot encode."""
-    return None if body is None else json.dumps(body, separators=(",", ":")).encode("ascii")
-
-
-def _valid_values(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {name: _valid(value) if isinstance(value, str) else value for name, value in (params or {}).items()}
-
-
-def _valid(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _check(status: int, content: bytes) -> None:
-    if status < 400:
-        return
-    try:
-        details = json.loads(content)["error"]
-    except (ValueError, KeyError, TypeError):
-        details = {}
-    raise RefusedError(status, details if isinstance(details, dict) else {})

@@ -62,6 +62,10 @@ def not_found(message: str, code: str = "not_found") -> ApiError:
     return ApiError(404, message, code)
 
 
+def stopping() -> ApiError:
+    return ApiError(503, "The service is stopping.", "stopping", headers={"Retry-After": "5"})
+
+
 def invalid_value(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, "invalid_value", param=param)
 

@@ -20,7 +20,8 @@ from .forgotten import Forgotten
 from .kv_store import KvStore
 from .loaded import LoadedModel
 from .model_choice import Installed
-from .model_manager import ModelManager, ModelState
+from .model_manager import ModelManager
+from .model_state import ModelState
 from .reuse import RequestLog
 from .store_check import Checked, check_store
 from .store_port import STORE_ERRORS

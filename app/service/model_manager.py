@@ -8,37 +8,21 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.settings import Settings
 from chatkv.engine.errors import QueueFullError
 
-from .errors import ApiError, not_found
+from .errors import ApiError, not_found, stopping
 from .last_model import LastModel
 from .load_thread import LoadThread
 from .loaded import LoadedModel, Loader
 from .model_choice import ALIASES, Installed, ModelChoice
+from .model_state import ModelState, Waiter
 from .sse import end_task
 
 log = logging.getLogger(__name__)
-
-
-class ModelState(StrEnum):
-    NO_MODEL = "no_model"
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-    UNLOADED = "unloaded"
-    """Out of memory because nobody asked for long; the next request loads it again."""
-
-
-@dataclass(slots=True)
-class _Waiter:
-    name: str
-    future: asyncio.Future[LoadedModel]
 
 
 class ModelManager:
@@ -67,7 +51,7 @@ class ModelManager:
         self._progress = 0.0
         self._error: str | None = None
         self._failed_name: str | None = None
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[Waiter] = deque()
         self._num_leases = 0
         self._num_threads: int | None = None
         """Asked for while the service runs; None: as the settings say."""
@@ -168,12 +152,12 @@ class ModelManager:
 
     def _wait_for(self, name: str) -> asyncio.Future[LoadedModel]:
         if self._is_closed:
-            raise _stopping()
+            raise stopping()
         num_waiting = sum(not waiter.future.done() for waiter in self._waiters)
         if num_waiting >= self._settings.max_num_waiting:
             raise QueueFullError(num_waiting)
         future: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()
-        self._waiters.append(_Waiter(name, future))
+        self._waiters.append(Waiter(name, future))
         self._pump()
         return future
 
@@ -242,7 +226,7 @@ class ModelManager:
     async def close(self) -> None:
         """Refuse the waiters, abandon a load that runs, free the model."""
         self._is_closed = True
-        self._fail_waiters(lambda _: True, _stopping())
+        self._fail_waiters(lambda _: True, stopping())
         if self._task is not None:
             await end_task(self._task)
         await self._unload()
@@ -301,7 +285,7 @@ class ModelManager:
             gc.collect()  # Cycles would hold the old weights while the new ones are read.
             self._on_change()
 
-    def _fail_waiters(self, is_meant: Callable[[_Waiter], bool], error: ApiError) -> None:
+    def _fail_waiters(self, is_meant: Callable[[Waiter], bool], error: ApiError) -> None:
         for waiter in [waiter for waiter in self._waiters if is_meant(waiter)]:
             self._waiters.remove(waiter)
             if not waiter.future.done():
@@ -310,7 +294,3 @@ class ModelManager:
     def _set_progress(self, share: float) -> None:
         self._progress = share
         self._on_change()
-
-
-def _stopping() -> ApiError:
-    return ApiError(503, "The service is stopping.", "stopping", headers={"Retry-After": "5"})

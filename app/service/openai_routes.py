@@ -13,7 +13,7 @@ from .bodies import read_json
 from .completion_format import Completion
 from .completion_request import parse_completion
 from .errors import ApiError
-from .model_manager import ModelState
+from .model_state import ModelState
 from .model_views import openai_model
 from .outputs import OutputStream
 from .responses import DONE, KEEP_ALIVE, ErrorResponse, JsonResponse, sse_event

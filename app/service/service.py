@@ -38,7 +38,8 @@ from .last_model import LastModel
 from .loaded import LoadedModel, Loader
 from .metrics import Metrics
 from .model_choice import Installed
-from .model_manager import ModelManager, ModelState
+from .model_manager import ModelManager
+from .model_state import ModelState
 from .owners import Owners
 from .replies import Replies
 from .reuse import RequestLog
