@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .kv_blocks import LARGEST_QUANTUM
 from .tile_layout import untile
-from .weights import INT4_ZERO_POINT, FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
+from .weights import INT4_ZERO_POINT, Fp8Weight, FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
@@ -29,6 +29,8 @@ def dequantise(weight: Weight) -> Tensor:
             if minimums is None:
                 return (scale * (columns.to(torch.int8) - INT4_ZERO_POINT).float()).flatten(1)
             return (scale * columns.float() + minimums.float().unsqueeze(-1)).flatten(1)
+        case Fp8Weight(values, scales):
+            return values.view(torch.float8_e4m3fn).float() * scales.unsqueeze(-1)
         case TiledWeight():
             return dequantise(untile(weight))
 

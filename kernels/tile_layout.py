@@ -36,8 +36,18 @@ class _Fields(NamedTuple):
     """int32 [num_tiles, num_groups, c, 16]"""
 
 
+def fits_tiles(weight: Int4Weight | Int8Weight) -> bool:
+    """Whether tiles can hold it: groups of 32, float16 scales."""
+    return weight.group_size == GROUP_SIZE and weight.scales.dtype == torch.float16
+
+
 def tile(weight: Int4Weight | Int8Weight) -> TiledWeight:
-    """Tiles of their own memory, the last rows padded with zeros."""
+    """Tiles of their own memory, the last rows padded with zeros. Raises ValueError for what they cannot hold."""
+    if not fits_tiles(weight):
+        raise ValueError(
+            f"tiles hold groups of {GROUP_SIZE} with float16 scales, "
+            f"not groups of {weight.group_size} with {str(weight.scales.dtype).removeprefix('torch.')}"
+        )
     num_rows, num_columns = weight.shape
     name = tile_format(weight)
     shape = tiles_shape(name, num_rows, num_columns)

@@ -8,7 +8,9 @@ from typing import TypeAlias
 from torch import Tensor
 
 GROUP_SIZE = 32
-"""Neighbouring columns of a row that share one scale."""
+"""Neighbouring columns of a row that share one scale, in tiles."""
+GROUP_SIZES = (32, 64, 128)
+"""Of packed matrices that do not lie in tiles."""
 INT4_ZERO_POINT = 8
 """The quantum that means 0 where an int4 matrix has no minimums."""
 TILE_ROWS = 16
@@ -32,23 +34,29 @@ class FpWeight:
 class Int8Weight:
     """value = quantum * scale.
 
-    `quanta`: [num_rows, num_groups, 32] int8; `scales`: [num_rows, num_groups] float16.
+    `quanta`: [num_rows, num_groups, group_size] int8; `scales`: [num_rows, num_groups] float16, or float32 where those
+    were not exact.
     """
 
     quanta: Tensor
     scales: Tensor
 
     @property
+    def group_size(self) -> int:
+        return self.quanta.shape[2]
+
+    @property
     def shape(self) -> tuple[int, int]:
-        return self.scales.shape[0], self.scales.shape[1] * GROUP_SIZE
+        return self.scales.shape[0], self.scales.shape[1] * self.group_size
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
     """value = scale * quantum + minimum, or scale * (quantum - 8) where `minimums` is None. Quanta are 0 .. 15.
 
-    `quanta`: [num_rows, num_groups, 16] uint8: byte j holds column j in its low half and column j + 16 in its high
-    half. `scales`, `minimums`: [num_rows, num_groups] float16.
+    `quanta`: [num_rows, num_groups, group_size / 2] uint8: byte j holds column j of the group in its low half and
+    column j + group_size / 2 in its high half. `scales`, `minimums`: [num_rows, num_groups], of one type: float16, or
+    float32 where that was not exact.
     """
 
     quanta: Tensor
@@ -56,13 +64,33 @@ class Int4Weight:
     minimums: Tensor | None = None
 
     @property
+    def group_size(self) -> int:
+        return 2 * self.quanta.shape[2]
+
+    @property
     def shape(self) -> tuple[int, int]:
-        return self.scales.shape[0], self.scales.shape[1] * GROUP_SIZE
+        return self.scales.shape[0], self.scales.shape[1] * self.group_size
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """value = number * scale.
+
+    `values`: [num_rows, num_columns] uint8, the bytes of float8 e4m3fn (4 bits of exponent, 3 of mantissa, no
+    infinities, largest number 448); `scales`: [num_rows] float32.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
 class TiledWeight:
-    """An int4 or int8 matrix in the order that native kernels read it: tiles of 16 rows by 32 columns.
+    """An int4 or int8 matrix in groups of 32, in the order that native kernels read it: tiles of 16 rows by 32 columns.
 
     `format`: a key of TILE_BYTES. `tiles`: [ceil(num_rows / 16), num_groups, TILE_BYTES[format]] uint8, contiguous;
     rows past `num_rows` are zero. What a tile's bytes mean: `tile_layout`, which converts exactly both ways.
@@ -77,7 +105,7 @@ class TiledWeight:
         return self.num_rows, self.tiles.shape[1] * GROUP_SIZE
 
 
-Weight: TypeAlias = FpWeight | Int8Weight | Int4Weight | TiledWeight
+Weight: TypeAlias = FpWeight | Int8Weight | Int4Weight | Fp8Weight | TiledWeight
 
 
 def select_rows(weight: Weight, rows: Tensor) -> Weight:
@@ -93,6 +121,8 @@ def select_rows(weight: Weight, rows: Tensor) -> Weight:
         case Int4Weight(quanta, scales, minimums):
             chosen = None if minimums is None else minimums.index_select(0, rows)
             return Int4Weight(quanta.index_select(0, rows), scales.index_select(0, rows), chosen)
+        case Fp8Weight(values, scales):
+            return Fp8Weight(values.index_select(0, rows), scales.index_select(0, rows))
         case TiledWeight():
             from .tile_layout import untiled_rows  # which needs the classes above
 

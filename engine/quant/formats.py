@@ -1,9 +1,10 @@
 """How a packed tensor is named and split in a safetensors file, and put together again.
 
-A matrix `x.weight` in float formats is one tensor of that name. A packed one is stored as tiles: `x.weight.t8` (int8),
-`x.weight.t4` (int4) or `x.weight.t4a` (int4 with minimums). What it holds, in files of version 1 and for content
-hashes, is int8 `x.weight.q8` and `x.weight.scales`, or int4 `x.weight.q4`, `x.weight.scales` and, where it has
-minimums, `x.weight.minimums` (layouts: `kernels.weights`).
+A matrix `x.weight` in float formats is one tensor of that name. One packed in groups of 32 is stored as tiles:
+`x.weight.t8` (int8), `x.weight.t4` (int4) or `x.weight.t4a` (int4 with minimums). What it holds, in files of version 1
+and for content hashes, is int8 `x.weight.q8` and `x.weight.scales`, or int4 `x.weight.q4`, `x.weight.scales` and, where
+it has minimums, `x.weight.minimums` (layouts: `kernels.weights`). Other group sizes, float32 scales and fp8
+(`x.weight.f8`, `x.weight.scales`) are stored as these plain parts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from chatkv.kernels.tile_layout import tile, tiles_shape, untile
-from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
+from chatkv.kernels.tile_layout import fits_tiles, tile, tiles_shape, untile
+from chatkv.kernels.weights import GROUP_SIZES, Fp8Weight, FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
 
 from ..errors import BrokenModelError
 
@@ -24,17 +25,20 @@ PackedTensor: TypeAlias = Weight | Tensor
 
 FP_FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 TILE_SUFFIXES = {"int8": ".t8", "int4": ".t4", "int4-affine": ".t4a"}
-PART_SUFFIXES = (".q8", ".q4", ".scales", ".minimums", *TILE_SUFFIXES.values())
+PART_SUFFIXES = (".q8", ".q4", ".f8", ".scales", ".minimums", *TILE_SUFFIXES.values())
 
 
 def format_of(tensor: PackedTensor) -> str:
+    """Such as "bf16", "fp8", "int8-g32" or "int4-affine-g128"."""
     match tensor:
         case Int8Weight():
-            return "int8-g32"
+            return f"int8-g{tensor.group_size}"
         case Int4Weight(minimums=None):
-            return "int4-g32"
+            return f"int4-g{tensor.group_size}"
         case Int4Weight():
-            return "int4-affine-g32"
+            return f"int4-affine-g{tensor.group_size}"
+        case Fp8Weight():
+            return "fp8"
         case TiledWeight(name):
             return f"{name}-g32"
         case FpWeight(values):
@@ -47,8 +51,8 @@ def shape_of(tensor: PackedTensor) -> tuple[int, ...]:
 
 
 def stored(tensor: PackedTensor) -> PackedTensor:
-    """In the form that files hold and native kernels read: packed matrices as tiles."""
-    return tile(tensor) if isinstance(tensor, (Int8Weight, Int4Weight)) else tensor
+    """In the form that files hold and native kernels read: packed matrices as tiles, where those can hold them."""
+    return tile(tensor) if isinstance(tensor, (Int8Weight, Int4Weight)) and fits_tiles(tensor) else tensor
 
 
 def logical(tensor: PackedTensor) -> PackedTensor:
@@ -66,6 +70,8 @@ def parts_of(name: str, tensor: PackedTensor) -> dict[str, Tensor]:
         case Int4Weight(quanta, scales, minimums):
             parts = {f"{name}.q4": quanta, f"{name}.scales": scales}
             return parts if minimums is None else parts | {f"{name}.minimums": minimums}
+        case Fp8Weight(values, scales):
+            return {f"{name}.f8": values, f"{name}.scales": scales}
         case TiledWeight(format_name, tiles):
             return {name + TILE_SUFFIXES[format_name]: tiles}
     return {name: tensor}
@@ -97,9 +103,10 @@ def _from_parts(name: str, parts: Mapping[str, Tensor], num_rows: int) -> Packed
     try:
         scales = parts[f"{name}.scales"]
         if f"{name}.q8" in parts:
-            return _checked(name, Int8Weight(parts[f"{name}.q8"], scales), 32, torch.int8)
-        weight = Int4Weight(parts[f"{name}.q4"], scales, parts.get(f"{name}.minimums"))
-        return _checked(name, weight, 16, torch.uint8)
+            return _checked(name, Int8Weight(parts[f"{name}.q8"], scales), torch.int8)
+        if f"{name}.f8" in parts:
+            return _checked_fp8(name, Fp8Weight(parts[f"{name}.f8"], scales))
+        return _checked(name, Int4Weight(parts[f"{name}.q4"], scales, parts.get(f"{name}.minimums")), torch.uint8)
     except KeyError as error:
         raise BrokenModelError(f"Tensor part {error} is missing: the model is incomplete. Pull it again.") from None
 
@@ -112,18 +119,27 @@ def _checked_tiles(name: str, weight: TiledWeight) -> TiledWeight:
     return weight
 
 
-def _checked(
-    name: str, weight: Int8Weight | Int4Weight, group_bytes: int, dtype: torch.dtype
-) -> Int8Weight | Int4Weight:
+def _checked(name: str, weight: Int8Weight | Int4Weight, dtype: torch.dtype) -> Int8Weight | Int4Weight:
+    quanta, scales = weight.quanta, weight.scales
     minimums = weight.minimums if isinstance(weight, Int4Weight) else None
     fits = (
-        weight.scales.dim() == 2
-        and tuple(weight.quanta.shape) == (*weight.scales.shape, group_bytes)
-        and weight.quanta.dtype == dtype
-        and weight.scales.dtype == torch.float16
-        and (minimums is None or (minimums.shape == weight.scales.shape and minimums.dtype == torch.float16))
+        scales.dim() == 2
+        and quanta.dim() == 3
+        and quanta.shape[:2] == scales.shape
+        and weight.group_size in GROUP_SIZES
+        and quanta.dtype == dtype
+        and scales.dtype in (torch.float16, torch.float32)
+        and (minimums is None or (minimums.shape == scales.shape and minimums.dtype == scales.dtype))
     )
     if not fits:
+        raise _misfit(name)
+    return weight
+
+
+def _checked_fp8(name: str, weight: Fp8Weight) -> Fp8Weight:
+    values, scales = weight.values, weight.scales
+    fits = values.dim() == 2 and values.shape[:1] == scales.shape
+    if not fits or values.dtype != torch.uint8 or scales.dtype != torch.float32:
         raise _misfit(name)
     return weight
 
@@ -134,5 +150,7 @@ def _misfit(name: str) -> BrokenModelError:
 
 def is_finite(tensor: PackedTensor) -> bool:
     """No infinity or NaN among the numbers (packed: among scales and minimums)."""
+    if isinstance(tensor, Fp8Weight) and bool((tensor.values & 0x7F == 0x7F).any()):
+        return False
     parts = parts_of("", logical(tensor)).values()
     return all(bool(part.isfinite().all()) for part in parts if part.is_floating_point())

@@ -12,7 +12,7 @@ from chatkv.kernels import OPERATIONS, backend_for, reference, reference_attenti
 from chatkv.kernels.cpu import CpuBackend
 from chatkv.kernels.kv_blocks import KVBlocks
 from chatkv.kernels.reference_attention import SequenceSpan
-from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, Weight, select_rows
+from chatkv.kernels.weights import Fp8Weight, FpWeight, Int4Weight, Int8Weight, Weight, select_rows
 
 NUM_KV_HEADS, GROUP, HEAD_DIM, NUM_LAYERS, NUM_BLOCKS = 2, 3, 16, 2, 90
 
@@ -43,10 +43,12 @@ def random_weights(generator: torch.Generator, num_rows: int, num_groups: int) -
         "int8": Int8Weight(int8, half()),
         "int4": Int4Weight(int4, half()),
         "int4-affine": Int4Weight(int4, half(), half()),
+        "int4-one-group": Int4Weight(int4.view(num_rows, 1, -1), half()[:, :1].float(), half()[:, :1].float()),
+        "fp8": Fp8Weight(int8.flatten(1).clamp(max=126).view(torch.uint8) & 0xF7, half()[:, 0].float()),
     }
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16", "int8", "int4", "int4-affine"])
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16", "int8", "int4", "int4-affine", "int4-one-group", "fp8"])
 def test_linear_and_embedding_in_every_format(backend: CpuBackend, generator: torch.Generator, name: str) -> None:
     weight = random_weights(generator, 50, 3)[name]
     assert weight.shape == (50, 96)
@@ -70,6 +72,15 @@ def test_int4_layout_is_low_half_then_high_half() -> None:
     columns = torch.cat((torch.arange(16), torch.arange(15, -1, -1))).float()
     assert torch.equal(reference.dequantise(Int4Weight(quanta, scales))[0], 2 * (columns - 8))
     assert torch.equal(reference.dequantise(Int4Weight(quanta, scales, minimums))[0], 2 * columns - 3)
+    wide = Int4Weight(quanta.repeat_interleave(2, dim=2), scales, minimums)
+    assert torch.equal(reference.dequantise(wide)[0], 2 * columns.repeat_interleave(2) - 3)
+
+
+def test_fp8_bytes_are_e4m3fn() -> None:
+    numbers = torch.tensor([[0x00, 0x80, 0x38, 0xB8, 0x01, 0x08, 0x7E]], dtype=torch.uint8)
+    expected = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0**-9, 2.0**-6, 448.0])
+    assert torch.equal(reference.dequantise(Fp8Weight(numbers, torch.tensor([3.0])))[0], 3 * expected)
+    assert reference.dequantise(Fp8Weight(numbers | 0x7F, torch.ones(1))).isnan().all()
 
 
 def test_rows_one_by_one_give_the_same_products(generator: torch.Generator) -> None:

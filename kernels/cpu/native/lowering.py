@@ -21,7 +21,7 @@ from ...program import (
     Select,
     Take,
 )
-from ...weights import TiledWeight, Weight
+from ...weights import GROUP_SIZE, Int4Weight, Int8Weight, TiledWeight, Weight
 from .abi import TILE, Format, Matrix, Op, OpFlags, OpKind
 
 FORMATS = {"int4-affine": Format.INT4_AFFINE, "int4": Format.INT4, "int8": Format.INT8}
@@ -46,7 +46,10 @@ class LoweredProgram:
 
 def why_unsuitable(program: Program) -> str | None:
     """Why native kernels cannot run `program`, for people; None: they can."""
-    are_packed = [isinstance(weight, TiledWeight) for weight in program.matrices]
+    matrices = program.matrices
+    if any(isinstance(weight, Int4Weight | Int8Weight) for weight in matrices):
+        return f"native kernels need groups of {GROUP_SIZE} weights with a 16-bit scale, this model has others"
+    are_packed = [isinstance(weight, TiledWeight) for weight in matrices]
     if not any(are_packed):
         return "native kernels need weights of 4 or 8 bits: choose a Q4 or Q8 model for several times the speed"
     if not all(are_packed):

@@ -18,7 +18,8 @@ from chatkv.engine.quant.formats import (
     tensor_name,
 )
 from chatkv.kernels.reference import dequantise
-from chatkv.kernels.weights import FpWeight, Int4Weight, Int8Weight, TiledWeight
+from chatkv.kernels.tile_layout import tile
+from chatkv.kernels.weights import Fp8Weight, FpWeight, Int4Weight, Int8Weight, TiledWeight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 NUM_ROWS, NUM_GROUPS = 35, 3
@@ -35,7 +36,15 @@ def tensors() -> dict[str, PackedTensor]:
         "int8-g32": Int8Weight(int8, scales),
         "int4-g32": Int4Weight(int4, scales),
         "int4-affine-g32": Int4Weight(int4, scales, minimums),
+        "int4-g64": Int4Weight(int4[:34].view(-1, NUM_GROUPS, 32), scales[:17]),
+        "int4-affine-g128": Int4Weight(int4[:32].view(-1, NUM_GROUPS, 64), scales[:8], minimums[:8]),
+        "int8-g128": Int8Weight(int8[:32].view(-1, NUM_GROUPS, 128), scales[:8].float() / 3),
+        "fp8": Fp8Weight(int4.flatten(1) & 0xF7, scales[:, 0].float() / 3),
     }
+
+
+TILED = ["int8-g32", "int4-g32", "int4-affine-g32"]
+PLAIN = ["int4-g64", "int4-affine-g128", "int8-g128", "fp8"]
 
 
 def numbers(tensor: PackedTensor) -> torch.Tensor:
@@ -52,7 +61,18 @@ def test_a_tensor_is_put_together_again_from_its_parts(name: str) -> None:
         assert type(again) is type(form)
         assert format_of(again) == format_of(tensor)
         assert torch.equal(numbers(again), numbers(tensor))
-    assert len(parts_of(NAME, stored(tensor))) == 1
+    assert len(parts_of(NAME, stored(tensor))) == (1 if name not in PLAIN else len(parts_of(NAME, tensor)))
+    assert name in ("vector", format_of(tensor))
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if name != "fp8"])
+def test_tiles_hold_groups_of_32_with_float16_scales_alone(name: str) -> None:
+    tensor = tensors()[name]
+    assert isinstance(tensor, Int4Weight | Int8Weight)
+    with pytest.raises(ValueError, match="groups of 32"):
+        tile(tensor)
+    in_float32 = Int8Weight(torch.zeros(2, 3, 32, dtype=torch.int8), torch.ones(2, 3))
+    assert stored(in_float32) is in_float32
 
 
 @pytest.mark.parametrize(
@@ -62,7 +82,7 @@ def test_what_is_stored_has_a_name_that_tells_its_format(name: str, suffix: str)
     assert list(parts_of(NAME, stored(tensors()[name]))) == [NAME + suffix]
 
 
-@pytest.mark.parametrize("name", ["int8-g32", "int4-g32", "int4-affine-g32"])
+@pytest.mark.parametrize("name", TILED)
 def test_tiles_that_do_not_fit_are_refused(name: str) -> None:
     ((part_name, tiles),) = parts_of(NAME, stored(tensors()[name])).items()
     shape = (NUM_ROWS, NUM_GROUPS * 32)
@@ -76,8 +96,8 @@ def test_tiles_that_do_not_fit_are_refused(name: str) -> None:
         assert shape_of(tensor_from_parts(NAME, {part_name: tiles}, (right, shape[1]))) == (right, shape[1])
 
 
-@pytest.mark.parametrize("name", ["int8-g32", "int4-g32", "int4-affine-g32"])
-def test_parts_of_version_1_that_do_not_fit_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", [*TILED, *PLAIN])
+def test_plain_parts_that_do_not_fit_are_refused(name: str) -> None:
     tensor = tensors()[name]
     parts = parts_of(NAME, tensor)
     for part in parts:
@@ -100,3 +120,11 @@ def test_infinite_scales_are_found_in_tiles() -> None:
     assert is_finite(tiled)
     scales[NUM_ROWS - 1, 1] = float("inf")
     assert not is_finite(stored(int8))
+
+
+def test_an_fp8_byte_that_is_no_number_is_found() -> None:
+    values = torch.full((2, 32), 0xFE, dtype=torch.uint8)
+    assert is_finite(Fp8Weight(values, torch.ones(2)))
+    values[1, 3] = 0xFF
+    assert not is_finite(Fp8Weight(values, torch.ones(2)))
+    assert not is_finite(Fp8Weight(values[:1], torch.full((1,), torch.inf)))
