@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chatkv.kernels.kv_blocks import LARGEST_QUANTUM, KeyOrder, KVBlocks
+from chatkv.kernels.kv_blocks import LARGEST_FP8, LARGEST_QUANTUM, KeyOrder, KVBlocks
 
 from .config import BLOCK_SIZE
 from .models.config import ModelConfig
@@ -22,7 +22,14 @@ LAYOUT = ("layer", "k_or_v", "kv_head", "position", "dimension")
 """Order of the numbers in an image, slowest first. Scales follow all values, in the same order without the last."""
 LAYOUT_BY_DIMENSION = {"keys": (*LAYOUT[:3], "dimension", "position"), "values": LAYOUT}
 """The same where K is turned: a query meets all positions of a block at once, in the lanes of a vector."""
-TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
+TORCH_DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.uint8,
+}
+"""What the pool's views hold. "fp8": bytes of float8_e4m3fn, which not every device has as a type."""
 SCALE_DTYPE = torch.float32
 """float16 would save 2 % of an int8 image, and is as accurate for the default model (measured); but rows of numbers
 below 0.008 would lose precision, and those above 8e6 would be infinite. In float32 every row keeps its 8 bits."""
@@ -30,8 +37,8 @@ below 0.008 would lose precision, and those above 8e6 would be infinite. In floa
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """K and V of one block: [num_layers, 2, num_kv_heads, BLOCK_SIZE, head_dim], K at 0 and V at 1; for int8, a scale
-    for each (layer, K or V, KV head, position) behind them."""
+    """K and V of one block: [num_layers, 2, num_kv_heads, BLOCK_SIZE, head_dim], K at 0 and V at 1; for int8 and fp8, a
+    scale for each (layer, K or V, KV head, position) behind them."""
 
     num_layers: int
     num_kv_heads: int
@@ -46,7 +53,7 @@ class KVLayout:
 
     @property
     def is_quantised(self) -> bool:
-        return self.kv_dtype == "int8"
+        return self.kv_dtype in ("int8", "fp8")
 
     @property
     def used_bytes(self) -> int:
@@ -80,18 +87,22 @@ class KVLayout:
 
     def facts(self) -> dict[str, Any]:
         """What of it a stored number's meaning depends on."""
-        scheme = {
+        by_dimension = {part: list(order) for part, order in LAYOUT_BY_DIMENSION.items()}
+        return {
+            "dtype": "float8_e4m3fn" if self.kv_dtype == "fp8" else _name(TORCH_DTYPES[self.kv_dtype]),
+            "scales": self._scale_facts() if self.is_quantised else None,
+            "layout": list(LAYOUT) if self.keys_by == "position" else by_dimension,
+            "block_bytes": self.block_bytes,
+        }
+
+    def _scale_facts(self) -> dict[str, Any]:
+        """How a row's scale follows from its numbers."""
+        largest = {"int8": {"largest_quantum": LARGEST_QUANTUM}, "fp8": {"largest_number": LARGEST_FP8}}
+        return {
             "dtype": _name(SCALE_DTYPE),
             "one_per": list(LAYOUT[:-1]),
             "scheme": "symmetric",
-            "largest_quantum": LARGEST_QUANTUM,
-        }
-        by_dimension = {part: list(order) for part, order in LAYOUT_BY_DIMENSION.items()}
-        return {
-            "dtype": _name(TORCH_DTYPES[self.kv_dtype]),
-            "scales": scheme if self.is_quantised else None,
-            "layout": list(LAYOUT) if self.keys_by == "position" else by_dimension,
-            "block_bytes": self.block_bytes,
+            **largest[self.kv_dtype],
         }
 
     @property

@@ -9,6 +9,8 @@ from torch import Tensor
 
 LARGEST_QUANTUM = 127
 """int8 K and V are symmetric: -128 is not used."""
+LARGEST_FP8 = 448.0
+"""Of float8_e4m3fn: the largest magnitude of a row becomes this."""
 
 KeyOrder: TypeAlias = Literal["position", "dimension"]
 """What comes first in the keys of one head in a block: numbers of a position lie together, or those of a dimension."""
@@ -22,11 +24,12 @@ class KVBlocks:
     """
 
     keys: Tensor
-    """[num_blocks, num_layers, num_kv_heads, block_size, head_dim]: float32, float16 or int8."""
+    """[num_blocks, num_layers, num_kv_heads, block_size, head_dim]: float32, float16, bfloat16, int8, or uint8:
+    bytes of float8_e4m3fn."""
     values: Tensor
     """Like `keys`."""
     key_scales: Tensor | None = None
-    """float32 [num_blocks, num_layers, num_kv_heads, block_size], one a row of int8 keys: number = quantum * scale.
+    """float32 [num_blocks, num_layers, num_kv_heads, block_size], one a row of 8-bit keys: number = quantum * scale.
     None where the numbers are floats."""
     value_scales: Tensor | None = None
     """Like `key_scales`."""

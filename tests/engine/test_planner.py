@@ -60,7 +60,37 @@ def test_facts_name_dtype_and_scale_scheme() -> None:
     assert facts["block_bytes"] == DEFAULT_INT8.block_bytes
 
 
-LAYOUTS = [("fp32", "position"), ("int8", "position"), ("fp16", "dimension"), ("int8", "dimension")]
+@pytest.mark.parametrize(("kv_dtype", "name"), [("bf16", "bfloat16"), ("fp8", "float8_e4m3fn")])
+def test_facts_of_what_only_gpus_store(kv_dtype: str, name: str) -> None:
+    layout = replace(DEFAULT, kv_dtype=kv_dtype)
+    scales = layout.facts()["scales"]
+    assert layout.facts()["dtype"] == name
+    assert (layout.block_bytes, scales is None) == (
+        (DEFAULT.block_bytes // 2, True) if kv_dtype == "bf16" else (DEFAULT_INT8.block_bytes, False)
+    )
+    if scales is not None:
+        assert scales["largest_number"] == 448.0
+        assert scales != DEFAULT_INT8.facts()["scales"]
+
+
+def test_numbers_of_a_dtype_lie_in_the_views() -> None:
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    dtypes |= {"int8": torch.int8, "fp8": torch.uint8}
+    for kv_dtype, dtype in dtypes.items():
+        layout = KVLayout(2, 3, 16, kv_dtype)
+        kv = layout.views(layout.new_pool(2, torch.device("cpu")).zero_())
+        assert kv.keys.dtype is kv.values.dtype is dtype
+        assert (kv.key_scales is not None) == (kv_dtype in ("int8", "fp8"))
+
+
+LAYOUTS = [
+    ("fp32", "position"),
+    ("bf16", "position"),
+    ("int8", "position"),
+    ("fp8", "position"),
+    ("fp16", "dimension"),
+    ("int8", "dimension"),
+]
 
 
 @pytest.mark.parametrize(("kv_dtype", "keys_by"), LAYOUTS)
@@ -70,7 +100,7 @@ def test_views_cover_the_pool_block_by_block(kv_dtype: str, keys_by: KeyOrder) -
     kv = layout.views(pool)
     assert kv.keys.shape == kv.values.shape == (4, 2, 3, 16, 10)
     views = [view for view in (kv.keys, kv.values, kv.key_scales, kv.value_scales) if view is not None]
-    assert len(views) == (4 if kv_dtype == "int8" else 2)
+    assert len(views) == (4 if kv_dtype in ("int8", "fp8") else 2)
     for number, view in enumerate(views):
         view[2].fill_(number + 1)
         assert all((other[2] == index + 1).all() for index, other in enumerate(views[: number + 1])), "views overlap"
