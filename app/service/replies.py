@@ -228,12 +228,15 @@ class Replies:
         finally:
             self._note_reuse(reply)
             try:
-                await self._writer.finish(reply, status, error_text)
-            finally:
+                # Before the reply is told to be done: from then on the chat takes the next message.
                 await self._note_chain(reply)
-                if not self._is_stopping and status in (MessageStatus.COMPLETE, MessageStatus.LENGTH):
-                    self._warmer.after_turn(chat.id)
-                self._live.pop(chat.id, None)
+            finally:
+                try:
+                    await self._writer.finish(reply, status, error_text)
+                finally:
+                    if not self._is_stopping and status in (MessageStatus.COMPLETE, MessageStatus.LENGTH):
+                        self._warmer.after_turn(chat.id)
+                    self._live.pop(chat.id, None)
             await self._announce(chat.id)
 
     async def _note_continued_ids(self, reply: LiveReply, prompt: Prompt) -> None:

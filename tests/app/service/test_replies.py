@@ -90,6 +90,24 @@ async def test_the_message_is_on_disk_before_the_engine_hears_of_it(running: Run
     assert "say hi" in stored
 
 
+async def test_a_chat_takes_the_next_message_as_soon_as_its_reply_is_told_to_be_done(
+    running: Running, monkeypatch: Any
+) -> None:
+    replies, events = running.service.replies, running.service.events
+    chat = await running.client.create_chat()
+    publish, states = events.publish, []
+
+    def watched(kind: str, **fields: Any) -> None:
+        publish(kind, **fields)
+        if kind == "reply_done":  # nobody can have heard of it before the loop turns
+            asyncio.get_running_loop().call_soon(lambda: states.append(replies.state(chat["id"])))
+
+    monkeypatch.setattr(events, "publish", watched)
+    await running.client.send_turn(chat["id"], "say hi")
+    await running.settled(chat["id"])
+    assert states == ["idle"]
+
+
 class ChatStoreReader:
     """What another process would find in the database now."""
 
