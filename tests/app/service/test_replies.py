@@ -102,7 +102,11 @@ async def test_a_chat_takes_the_next_message_as_soon_as_its_reply_is_told_to_be_
         if kind == "reply_done":  # nobody can have heard of it before the loop turns
             asyncio.get_running_loop().call_soon(lambda: states.append(replies.state(chat["id"])))
 
+    async def note_chain(reply: Any) -> None:
+        await asyncio.sleep(0)  # as a database does
+
     monkeypatch.setattr(events, "publish", watched)
+    monkeypatch.setattr(replies, "_note_chain", note_chain)
     await running.client.send_turn(chat["id"], "say hi")
     await running.settled(chat["id"])
     assert states == ["idle"]
