@@ -6,6 +6,8 @@ Activations are float32. Attention is in `reference_attention.py`, the sampler's
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from .tile_layout import untile
 from .weights import INT4_ZERO_POINT, Fp8Weight, FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+LARGEST_E4M3 = torch.finfo(torch.float8_e4m3fn).max
 
 
 def dequantise(weight: Weight) -> Tensor:
@@ -75,15 +78,33 @@ def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales.unsqueeze(-1)).round_().to(torch.int8), scales
 
 
+def quantise_rows_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [..., n] -> uint8 [..., n], the bits of e4m3fn, and float32 scales [...]: row = numbers * scale.
+
+    scale = largest magnitude / 448, at least the smallest normal number; numbers are rounded to the nearest e4m3fn,
+    ties to even. Rows that are not finite as in `quantise_rows`.
+    """
+    scales = torch.linalg.vector_norm(rows, float("inf"), dim=-1).div_(LARGEST_E4M3).clamp_min_(SMALLEST_SCALE)
+    return (rows / scales.unsqueeze(-1)).to(torch.float8_e4m3fn).view(torch.uint8), scales
+
+
 def dequantise_rows(quanta: Tensor, scales: Tensor) -> Tensor:
-    """int8 [..., n] and float32 [...] -> float32 [..., n], each product rounded to float32."""
-    return quanta.float() * scales.unsqueeze(-1)
+    """int8, or uint8 e4m3fn, [..., n] and float32 [...] -> float32 [..., n], each product rounded to float32."""
+    numbers = quanta.view(torch.float8_e4m3fn) if quanta.dtype == torch.uint8 else quanta
+    return numbers.float() * scales.unsqueeze(-1)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[T, 2 * n] -> [T, n]: silu of the first half times the second (arXiv:2002.05202)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gate / (1 + torch.exp(-gate)) * up
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 * n] -> [T, n]: gelu of the first half, in its tanh form (arXiv:1606.08415), times the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate.pow(3))
+    return 0.5 * gate * (1 + torch.tanh(inner)) * up
 
 
 def head(hidden: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .kv_blocks import KVBlocks
-from .reference import dequantise_rows, quantise_rows
+from .reference import dequantise_rows, quantise_rows, quantise_rows_fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class SequenceSpan:
 def kv_write(kv: KVBlocks, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
     """Store keys and values [T, num_kv_heads, head_dim] at `slots` (int64 [T]: block * block_size + offset).
 
-    A negative slot is skipped. Keys come after RoPE. float16 pools get the nearest number, int8 pools quanta and
-    scales by `quantise_rows`.
+    A negative slot is skipped. Keys come after RoPE. float16 and bfloat16 pools get the nearest number, int8 pools
+    quanta and scales by `quantise_rows`, uint8 pools bytes and scales by `quantise_rows_fp8`.
     """
     for row, slot in enumerate(slots.tolist()):
         if slot < 0:
@@ -48,7 +48,8 @@ def kv_write(kv: KVBlocks, layer: int, keys: Tensor, values: Tensor, slots: Tens
             if pool_scales is None:
                 pool[block, layer, :, offset] = numbers
             else:
-                pool[block, layer, :, offset], pool_scales[block, layer, :, offset] = quantise_rows(numbers)
+                quantise = quantise_rows_fp8 if pool.dtype == torch.uint8 else quantise_rows
+                pool[block, layer, :, offset], pool_scales[block, layer, :, offset] = quantise(numbers)
 
 
 def paged_attention(

