@@ -90,6 +90,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def needs_history(self) -> bool:
+        """The next draw depends on which tokens were drawn last, not only on how many."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
