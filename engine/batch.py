@@ -12,6 +12,12 @@ NO_SLOT = -1
 """The token is run, but its K and V are not written (its block is shared)."""
 
 
+def pending_id(sample_index: int) -> int:
+    """Stands for the token that the step launched just before draws as its sample `sample_index`, counted over all
+    `SampleSpec`s of that batch in order. The other way round: sample_index = -1 - id."""
+    return -1 - sample_index
+
+
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """One token to draw from a request's last row. Several when n > 1 and the prompt has just ended."""
@@ -22,7 +28,8 @@ class SampleSpec:
     """Absolute position of the drawn token: with seed and choice it fixes the noise."""
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
-    """Ids sampled so far, for penalties."""
+    """Ids sampled so far, for penalties. Behind a pending id they lack the last one, but never when
+    `sampling.needs_history`. They grow later: read them during `execute` or `launch` only."""
     is_eos_banned: bool = False
     """`min_tokens` not reached: end-of-turn and stop ids cannot be drawn."""
 
@@ -33,7 +40,8 @@ class ScheduledSequence:
 
     request_id: str
     token_ids: Sequence[int]
-    """num_scheduled_tokens ids."""
+    """num_scheduled_tokens ids. One below zero, always the last, stands for an id that only the device knows so far:
+    `pending_id`."""
     start_position: int
     """num_computed_tokens: absolute position of token_ids[0]."""
     block_table: Sequence[int]
@@ -75,3 +83,26 @@ class Runner(Protocol):
     """The model runner, or the exact integer runner of the tests."""
 
     def execute(self, batch: Batch) -> BatchResult: ...
+
+
+class PendingResult(Protocol):
+    """A step that was launched."""
+
+    def is_ready(self) -> bool:
+        """`wait` would return, or raise, at once."""
+        ...
+
+    def wait(self) -> BatchResult:
+        """Called once. Returns, or raises, only when the device is done with the step: from then on the blocks that it
+        read and wrote are used for other things. What it raises fails the requests of this step."""
+        ...
+
+
+class OverlappedRunner(Protocol):
+    """A runner whose device works by itself: the next step is launched while the last one runs."""
+
+    def launch(self, batch: Batch) -> PendingResult:
+        """Queues the step and returns. Steps run in the order of launches, at most two are not waited for at any time,
+        and results are asked for in the same order. A launch that raises fails the requests of its batch, and nothing
+        of it may still run on the device then."""
+        ...

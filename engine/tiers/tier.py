@@ -3,6 +3,17 @@
 All methods of a tier are called from the engine thread; a tier's own threads never touch the tree or the pool. What
 they have done is fetched with `poll` and `LoadJob.take`; they call the `on_change` of the tier when there is something
 to fetch.
+
+The device's blocks are bytes to a tier: `BlockImages` copies them at once, and is all that the CPU needs. A device that
+copies by itself has `CopyingImages` too, and then the engine's thread never waits for a copy:
+
+    store   step over -> published -> start_read ... is_done -> images given to the tiers -> release
+    load    reserved -> images taken -> start_write ... is_done -> published -> a step may read it -> release
+
+Who copies, orders the copies of one direction one after another and nothing else: no copy waits for a step and no step
+for a copy. The engine never starts something before it knows that to be over which must come before, that is: `wait`
+has returned or `is_done` has been true. So `start_read` gets blocks whose last writer is known to be over, and nobody
+writes into them or reuses them until the copy is; `start_write` gets blocks that nobody else reads or writes.
 """
 
 from __future__ import annotations
@@ -11,7 +22,7 @@ import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..config import BLOCK_SIZE
 
@@ -179,4 +190,53 @@ class BlockImages(Protocol):
 
     def write(self, block_id: int, image: memoryview) -> None:
         """Copy an image into a block."""
+        ...
+
+
+class ImageCopy(Protocol):
+    """Images on their way. Used on the engine thread alone."""
+
+    @property
+    def is_done(self) -> bool:
+        """Every byte is where it belongs: the device touches neither the blocks nor the host's memory any more. Never
+        blocks; once true, always true. Raises what went wrong on the device, and is done then."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when it is done; raises the same."""
+        ...
+
+    @property
+    def images(self) -> Sequence[memoryview]:
+        """What a read has brought, one image per block in the order asked for. Valid from `is_done` to `release`."""
+        ...
+
+    def release(self) -> None:
+        """Called once, after `is_done`, for reads and for writes: memory that the copy used may be used again."""
+        ...
+
+
+@runtime_checkable
+class CopyingImages(BlockImages, Protocol):
+    """`BlockImages` of a device that copies beside its steps. `read` and `write` stay: they return when the copy is
+    over, and are called while no step and no other copy is under way."""
+
+    @property
+    def num_free_reads(self) -> int:
+        """Blocks that `start_read` takes now, all calls together, until something is released: memory that the device
+        can reach is bounded."""
+        ...
+
+    @property
+    def num_free_writes(self) -> int:
+        """The same for `start_write`."""
+        ...
+
+    def start_read(self, block_ids: Sequence[int]) -> ImageCopy:
+        """Device to host, into memory of its own. At least one block. Copies of this direction end in order."""
+        ...
+
+    def start_write(self, block_ids: Sequence[int], images: Sequence[memoryview]) -> ImageCopy:
+        """Host to device. The caller keeps `images` (image_bytes each, any host memory, page locked or not) unchanged
+        until the copy is done. Copies of this direction end in order."""
         ...
