@@ -30,9 +30,8 @@ class Backend(Protocol):
         """How K and V can lie in the pool: names that `engine.kv_layout` knows, this backend's default first."""
         ...
 
-    @property
-    def bytes_per_weight(self) -> int:
-        """Of a prepared matrix."""
+    def weight_bytes(self, prepared: PreparedLinear) -> int:
+        """What a prepared matrix takes."""
         ...
 
     def numerics(self) -> dict[str, str | int]:

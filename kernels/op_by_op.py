@@ -37,12 +37,13 @@ class OpByOp:
         self._inverse_frequencies, self._attention_factor = program.inverse_frequencies, program.attention_factor
         self._backend = backend
         self.description = description
-        self.weight_bytes = program.num_params * backend.bytes_per_weight
         self._ops: list[_Op] = []
         for done, op in enumerate(program.ops):
             self._ops.append(self._prepared(op))
             if on_progress:
                 on_progress(done / len(program.ops))
+        self.weight_bytes = sum(backend.weight_bytes(op.prepared) for op in self._ops if isinstance(op, _Multiply))
+        self.weight_bytes += program.table_bytes
         backend.seal(program.num_heads, program.num_kv_heads, program.head_dim)
         if on_progress:
             on_progress(1.0)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from .weights import Weight
+from .weights import Weight, num_bytes
 
 
 class Register(IntEnum):
@@ -154,6 +154,13 @@ class Program:
             weights = (op.table,) if isinstance(op, Embed) else op.weights if isinstance(op, Linear) else ()
             found |= {id(weight): weight for weight in weights}
         return list(found.values())
+
+    @property
+    def table_bytes(self) -> int:
+        """What embedding tables take that are not multiplied with too."""
+        multiplied = {id(weight) for op in self.ops if isinstance(op, Linear) for weight in op.weights}
+        tables = [op.table for op in self.ops if isinstance(op, Embed)]
+        return sum(num_bytes(table) for table in tables if id(table) not in multiplied)
 
     @property
     def num_params(self) -> int:

@@ -13,10 +13,41 @@ from torch import Tensor
 
 from .kv_blocks import LARGEST_QUANTUM
 from .tile_layout import untile
-from .weights import INT4_ZERO_POINT, Fp8Weight, FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
+from .weights import (
+    INT4_ZERO_POINT,
+    BnbInt8Weight,
+    Fp8Weight,
+    FpWeight,
+    Int4Weight,
+    Int8Weight,
+    Nf4Weight,
+    TiledWeight,
+    Weight,
+)
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 LARGEST_E4M3 = torch.finfo(torch.float8_e4m3fn).max
+NF4_NUMBERS = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""What the quanta of NF4 stand for (arXiv:2305.14314, appendix E)."""
+BNB_INT8_STEP = 7.874015718698502e-3
+"""1 / 127, as bitsandbytes writes it."""
 
 
 def dequantise(weight: Weight) -> Tensor:
@@ -34,6 +65,12 @@ def dequantise(weight: Weight) -> Tensor:
             return (scale * columns.float() + minimums.float().unsqueeze(-1)).flatten(1)
         case Fp8Weight(values, scales):
             return values.view(torch.float8_e4m3fn).float() * scales.unsqueeze(-1)
+        case Nf4Weight(quanta, scales):
+            columns = torch.stack((quanta >> 4, quanta & 0x0F), dim=-1).view(*scales.shape, -1)
+            numbers = torch.tensor(NF4_NUMBERS, device=quanta.device)[columns.int()]
+            return (numbers * scales.unsqueeze(-1)).flatten(1)
+        case BnbInt8Weight(quanta, scales):
+            return quanta.float() * scales.unsqueeze(-1) * BNB_INT8_STEP
         case TiledWeight():
             return dequantise(untile(weight))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from torch import Tensor
@@ -17,6 +17,8 @@ TILE_ROWS = 16
 """Rows of a tile."""
 TILE_BYTES = {"int4-affine": 320, "int4": 288, "int8": 544}
 """Formats of a `TiledWeight` -> bytes of a tile."""
+NF4_BLOCK = 64
+"""Neighbouring columns of a row that share one scale in an `Nf4Weight`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,37 @@ class Fp8Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Nf4Weight:
+    """As bitsandbytes packs NF4 (arXiv:2305.14314): value = one of 16 fixed numbers in -1 .. 1, times a scale.
+
+    `quanta`: [num_rows, num_columns / 2] uint8: byte j holds column 2 j in its high half and column 2 j + 1 in its low
+    half; `scales`: [num_rows, num_columns / 64] float32, the largest magnitude of each block.
+    """
+
+    quanta: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.quanta.shape[0], 2 * self.quanta.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class BnbInt8Weight:
+    """As bitsandbytes packs 8 bits (arXiv:2208.07339): value = quantum * scale / 127, one scale a row.
+
+    `quanta`: [num_rows, num_columns] int8; `scales`: [num_rows] float32, the largest magnitude of each row.
+    """
+
+    quanta: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.quanta.shape[0], self.quanta.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
 class TiledWeight:
     """An int4 or int8 matrix in groups of 32, in the order that native kernels read it: tiles of 16 rows by 32 columns.
 
@@ -105,7 +138,15 @@ class TiledWeight:
         return self.num_rows, self.tiles.shape[1] * GROUP_SIZE
 
 
-Weight: TypeAlias = FpWeight | Int8Weight | Int4Weight | Fp8Weight | TiledWeight
+BnbWeight: TypeAlias = Nf4Weight | BnbInt8Weight
+"""What bitsandbytes packs and unpacks: multiplied through torch, by no kernels of ours."""
+Weight: TypeAlias = FpWeight | Int8Weight | Int4Weight | Fp8Weight | BnbWeight | TiledWeight
+
+
+def num_bytes(weight: Weight) -> int:
+    """As it is packed."""
+    parts = (getattr(weight, field.name) for field in fields(weight))
+    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
 
 
 def select_rows(weight: Weight, rows: Tensor) -> Weight:
@@ -123,6 +164,10 @@ def select_rows(weight: Weight, rows: Tensor) -> Weight:
             return Int4Weight(quanta.index_select(0, rows), scales.index_select(0, rows), chosen)
         case Fp8Weight(values, scales):
             return Fp8Weight(values.index_select(0, rows), scales.index_select(0, rows))
+        case Nf4Weight(quanta, scales):
+            return Nf4Weight(quanta.index_select(0, rows), scales.index_select(0, rows))
+        case BnbInt8Weight(quanta, scales):
+            return BnbInt8Weight(quanta.index_select(0, rows), scales.index_select(0, rows))
         case TiledWeight():
             from .tile_layout import untiled_rows  # which needs the classes above
 

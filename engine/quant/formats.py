@@ -3,8 +3,9 @@
 A matrix `x.weight` in float formats is one tensor of that name. One packed in groups of 32 is stored as tiles:
 `x.weight.t8` (int8), `x.weight.t4` (int4) or `x.weight.t4a` (int4 with minimums). What it holds, in files of version 1
 and for content hashes, is int8 `x.weight.q8` and `x.weight.scales`, or int4 `x.weight.q4`, `x.weight.scales` and, where
-it has minimums, `x.weight.minimums` (layouts: `kernels.weights`). Other group sizes, float32 scales and fp8
-(`x.weight.f8`, `x.weight.scales`) are stored as these plain parts.
+it has minimums, `x.weight.minimums` (layouts: `kernels.weights`). Other group sizes and float32 scales are stored as
+these plain parts, as are fp8 (`x.weight.f8`, `x.weight.scales`) and what bitsandbytes packs (`x.weight.nf4` or
+`x.weight.bnb8`, and `x.weight.scales`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ import torch
 from torch import Tensor
 
 from chatkv.kernels.tile_layout import fits_tiles, tile, tiles_shape, untile
-from chatkv.kernels.weights import GROUP_SIZES, Fp8Weight, FpWeight, Int4Weight, Int8Weight, TiledWeight, Weight
+from chatkv.kernels.weights import (
+    GROUP_SIZES,
+    NF4_BLOCK,
+    BnbInt8Weight,
+    Fp8Weight,
+    FpWeight,
+    Int4Weight,
+    Int8Weight,
+    Nf4Weight,
+    TiledWeight,
+    Weight,
+)
 
 from ..errors import BrokenModelError
 
@@ -25,7 +37,7 @@ PackedTensor: TypeAlias = Weight | Tensor
 
 FP_FORMATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 TILE_SUFFIXES = {"int8": ".t8", "int4": ".t4", "int4-affine": ".t4a"}
-PART_SUFFIXES = (".q8", ".q4", ".f8", ".scales", ".minimums", *TILE_SUFFIXES.values())
+PART_SUFFIXES = (".q8", ".q4", ".f8", ".nf4", ".bnb8", ".scales", ".minimums", *TILE_SUFFIXES.values())
 
 
 def format_of(tensor: PackedTensor) -> str:
@@ -39,6 +51,10 @@ def format_of(tensor: PackedTensor) -> str:
             return f"int4-affine-g{tensor.group_size}"
         case Fp8Weight():
             return "fp8"
+        case Nf4Weight():
+            return "nf4"
+        case BnbInt8Weight():
+            return "int8-bnb"
         case TiledWeight(name):
             return f"{name}-g32"
         case FpWeight(values):
@@ -72,6 +88,10 @@ def parts_of(name: str, tensor: PackedTensor) -> dict[str, Tensor]:
             return parts if minimums is None else parts | {f"{name}.minimums": minimums}
         case Fp8Weight(values, scales):
             return {f"{name}.f8": values, f"{name}.scales": scales}
+        case Nf4Weight(quanta, scales):
+            return {f"{name}.nf4": quanta, f"{name}.scales": scales}
+        case BnbInt8Weight(quanta, scales):
+            return {f"{name}.bnb8": quanta, f"{name}.scales": scales}
         case TiledWeight(format_name, tiles):
             return {name + TILE_SUFFIXES[format_name]: tiles}
     return {name: tensor}
@@ -105,7 +125,11 @@ def _from_parts(name: str, parts: Mapping[str, Tensor], num_rows: int) -> Packed
         if f"{name}.q8" in parts:
             return _checked(name, Int8Weight(parts[f"{name}.q8"], scales), torch.int8)
         if f"{name}.f8" in parts:
-            return _checked_fp8(name, Fp8Weight(parts[f"{name}.f8"], scales))
+            return _checked_by_row(name, Fp8Weight(parts[f"{name}.f8"], scales))
+        if f"{name}.nf4" in parts:
+            return _checked_nf4(name, Nf4Weight(parts[f"{name}.nf4"], scales))
+        if f"{name}.bnb8" in parts:
+            return _checked_by_row(name, BnbInt8Weight(parts[f"{name}.bnb8"], scales))
         return _checked(name, Int4Weight(parts[f"{name}.q4"], scales, parts.get(f"{name}.minimums")), torch.uint8)
     except KeyError as error:
         raise BrokenModelError(f"Tensor part {error} is missing: the model is incomplete. Pull it again.") from None
@@ -136,10 +160,19 @@ def _checked(name: str, weight: Int8Weight | Int4Weight, dtype: torch.dtype) -> 
     return weight
 
 
-def _checked_fp8(name: str, weight: Fp8Weight) -> Fp8Weight:
-    values, scales = weight.values, weight.scales
-    fits = values.dim() == 2 and values.shape[:1] == scales.shape
-    if not fits or values.dtype != torch.uint8 or scales.dtype != torch.float32:
+def _checked_by_row(name: str, weight: Fp8Weight | BnbInt8Weight) -> Fp8Weight | BnbInt8Weight:
+    """One scale a row."""
+    numbers, dtype = (weight.values, torch.uint8) if isinstance(weight, Fp8Weight) else (weight.quanta, torch.int8)
+    fits = numbers.dim() == 2 and numbers.shape[:1] == weight.scales.shape
+    if not fits or numbers.dtype != dtype or weight.scales.dtype != torch.float32:
+        raise _misfit(name)
+    return weight
+
+
+def _checked_nf4(name: str, weight: Nf4Weight) -> Nf4Weight:
+    quanta, scales = weight.quanta, weight.scales
+    fits = quanta.dim() == 2 and tuple(scales.shape) == (len(quanta), 2 * quanta.shape[1] / NF4_BLOCK)
+    if not fits or quanta.dtype != torch.uint8 or scales.dtype != torch.float32:
         raise _misfit(name)
     return weight
 

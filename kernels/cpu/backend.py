@@ -12,6 +12,7 @@ from ..kv_blocks import KVBlocks
 from ..reference_attention import SequenceSpan
 from ..weights import Weight, select_rows
 from .attention import Chunk, SingleRows
+from .bnb_linear import BnbLinear
 from .digest import arithmetic_digest
 from .linear import CpuLinear, LinearPath
 from .pool import PoolRows
@@ -61,7 +62,6 @@ class CpuBackend:
 
     device = torch.device("cpu")
     kv_dtypes = ("fp32", "int8")
-    bytes_per_weight = 4
 
     def __init__(self) -> None:
         self._linears = LinearPath()
@@ -89,8 +89,11 @@ class CpuBackend:
         """Rows that linears and attention products are padded to; None: rows run one by one."""
         return self._linears.row_multiple, self._products.row_multiple
 
-    def prepare_linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> CpuLinear:
+    def prepare_linear(self, weights: Sequence[Weight], bias: Tensor | None = None) -> CpuLinear | BnbLinear:
         return self._linears.prepare(weights, bias)
+
+    def weight_bytes(self, prepared: CpuLinear | BnbLinear) -> int:
+        return prepared.num_bytes
 
     def seal(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self._group = num_heads // num_kv_heads
@@ -105,7 +108,7 @@ class CpuBackend:
     def embedding(self, token_ids: Tensor, weight: Weight) -> Tensor:
         return reference.dequantise(select_rows(weight, token_ids))
 
-    def linear(self, x: Tensor, prepared: CpuLinear) -> Tensor:
+    def linear(self, x: Tensor, prepared: CpuLinear | BnbLinear) -> Tensor:
         return self._linears.linear(x, prepared)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

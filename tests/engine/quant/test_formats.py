@@ -19,7 +19,7 @@ from chatkv.engine.quant.formats import (
 )
 from chatkv.kernels.reference import dequantise
 from chatkv.kernels.tile_layout import tile
-from chatkv.kernels.weights import Fp8Weight, FpWeight, Int4Weight, Int8Weight, TiledWeight
+from chatkv.kernels.weights import BnbInt8Weight, Fp8Weight, FpWeight, Int4Weight, Int8Weight, Nf4Weight, TiledWeight
 
 NAME = "model.layers.0.mlp.down_proj.weight"
 NUM_ROWS, NUM_GROUPS = 35, 3
@@ -40,11 +40,13 @@ def tensors() -> dict[str, PackedTensor]:
         "int4-affine-g128": Int4Weight(int4[:32].view(-1, NUM_GROUPS, 64), scales[:8], minimums[:8]),
         "int8-g128": Int8Weight(int8[:32].view(-1, NUM_GROUPS, 128), scales[:8].float() / 3),
         "fp8": Fp8Weight(int4.flatten(1) & 0xF7, scales[:, 0].float() / 3),
+        "nf4": Nf4Weight(int4[:32].view(-1, 96), scales[:16].float() / 3),
+        "int8-bnb": BnbInt8Weight(int8.flatten(1), scales[:, 0].float() / 3),
     }
 
 
 TILED = ["int8-g32", "int4-g32", "int4-affine-g32"]
-PLAIN = ["int4-g64", "int4-affine-g128", "int8-g128", "fp8"]
+PLAIN = ["int4-g64", "int4-affine-g128", "int8-g128", "fp8", "nf4", "int8-bnb"]
 
 
 def numbers(tensor: PackedTensor) -> torch.Tensor:
@@ -65,7 +67,7 @@ def test_a_tensor_is_put_together_again_from_its_parts(name: str) -> None:
     assert name in ("vector", format_of(tensor))
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if name != "fp8"])
+@pytest.mark.parametrize("name", PLAIN[:3])
 def test_tiles_hold_groups_of_32_with_float16_scales_alone(name: str) -> None:
     tensor = tensors()[name]
     assert isinstance(tensor, Int4Weight | Int8Weight)
