@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from chatkv.kernels.executor import StepResult, StepRows
-from chatkv.kernels.reference_attention import SequenceSpan
+from chatkv.kernels.executor import StepResult
 
-from .batch import Batch, BatchResult, SampleSpec, ScheduledSequence, SequenceResult
-from .config import BLOCK_SIZE
+from .batch import Batch, BatchResult, SampleSpec, SequenceResult
 from .models.decoder import Decoder
 from .pool_images import PoolImages
 from .ready_memory import ReadyMemory
 from .request import TokenLogprob
-
-NOT_FINITE = "The model produced numbers that are not finite, so this answer cannot go on. Try again."
+from .step_rows import are_finite, last_rows, new_blocks, sequence_result, step_rows
 
 
 class TokenSampler(Protocol):
@@ -51,11 +46,9 @@ class ModelRunner:
         self._copy_blocks(batch)
         if not batch.sequences:
             return BatchResult()
-        last_rows = list(accumulate((len(sequence.token_ids) for sequence in batch.sequences), initial=-1))[1:]
-        selected = [row for sequence, row in zip(batch.sequences, last_rows, strict=True) if sequence.samples]
+        selected = [row for sequence, row in zip(batch.sequences, last_rows(batch), strict=True) if sequence.samples]
         logits, is_row_finite = self._run(batch, selected)
-        are_finite = _are_finite(batch, last_rows, is_row_finite)
-        return BatchResult(tuple(self._sample(batch, logits, are_finite)))
+        return BatchResult(tuple(self._sample(batch, logits, are_finite(batch, is_row_finite))))
 
     def all_logits(self, batch: Batch) -> Tensor:
         """Run the batch without sampling -> float32 [num_tokens, vocab_size], a row for every token (for tests)."""
@@ -68,29 +61,24 @@ class ModelRunner:
             self.pool[destination].copy_(self.pool[source])
 
     def _run(self, batch: Batch, selected: Sequence[int]) -> StepResult:
-        slots = [slot for sequence in batch.sequences for slot in sequence.slot_mapping]
-        # A block begins empty: what it held before must not reach the slots behind a sequence's end, where a
-        # number that is not finite would spread through 0 * NaN.
-        for slot in slots:
-            if slot >= 0 and slot % BLOCK_SIZE == 0:
-                self.pool[slot // BLOCK_SIZE].zero_()
-                self._reach(slot // BLOCK_SIZE)
-        token_ids = [token for sequence in batch.sequences for token in sequence.token_ids]
-        spans = [SequenceSpan(len(s.token_ids), s.start_position, s.block_table) for s in batch.sequences]
-        return self.model.run(StepRows(token_ids, slots, spans, selected), self._kv)
+        rows = step_rows(batch, selected)
+        for block_id in new_blocks(rows.slots):
+            self.pool[block_id].zero_()
+            self._reach(block_id)
+        return self.model.run(rows, self._kv)
 
     def _reach(self, block_id: int) -> None:
         if self._ready is not None:
             self._ready.reach(block_id * self.images.image_bytes)
 
-    def _sample(self, batch: Batch, logits: Tensor, are_finite: Sequence[bool]) -> list[SequenceResult]:
+    def _sample(self, batch: Batch, logits: Tensor, are_hidden_finite: Sequence[bool]) -> list[SequenceResult]:
         """logits: a row for each sequence that is sampled; several specs may share it."""
         are_logits_finite = iter(_are_rows_finite(logits))
         kept: list[bool] = []
         rows: list[int] = []
         specs: list[SampleSpec] = []
         row = 0
-        for sequence, ok in zip(batch.sequences, are_finite, strict=True):
+        for sequence, ok in zip(batch.sequences, are_hidden_finite, strict=True):
             if sequence.samples:
                 ok &= next(are_logits_finite)
                 if ok:
@@ -100,15 +88,7 @@ class ModelRunner:
             kept.append(ok)
         chosen = logits if rows == list(range(len(logits))) else logits[rows]
         drawn = iter(self._sampler.sample(chosen, specs, self._eos_ids) if specs else ())
-        return [_result(sequence, ok, drawn) for sequence, ok in zip(batch.sequences, kept, strict=True)]
-
-
-def _are_finite(batch: Batch, last_rows: Sequence[int], is_row_finite: NDArray[np.bool_]) -> list[bool]:
-    """Per sequence."""
-    if is_row_finite.all():
-        return [True] * len(last_rows)
-    lengths = [len(sequence.token_ids) for sequence in batch.sequences]
-    return [bool(is_row_finite[last + 1 - n : last + 1].all()) for n, last in zip(lengths, last_rows, strict=True)]
+        return [sequence_result(sequence, ok, drawn) for sequence, ok in zip(batch.sequences, kept, strict=True)]
 
 
 def _are_rows_finite(logits: Tensor) -> list[bool]:
@@ -118,12 +98,3 @@ def _are_rows_finite(logits: Tensor) -> list[bool]:
     numbers = logits.cpu().numpy()
     is_finite = np.isfinite(numbers.max(axis=-1)) & np.isfinite(numbers.min(axis=-1))
     return [bool(ok) for ok in is_finite]
-
-
-def _result(
-    sequence: ScheduledSequence, is_finite: bool, drawn: Iterator[tuple[int, TokenLogprob | None]]
-) -> SequenceResult:
-    if not is_finite:
-        return SequenceResult(error=NOT_FINITE)
-    samples = [next(drawn) for _ in sequence.samples]
-    return SequenceResult(tuple(token for token, _ in samples), tuple(logprob for _, logprob in samples))

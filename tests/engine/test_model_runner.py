@@ -7,9 +7,10 @@ import torch
 from tiny import BASE, KINDS, decoder_of_kind, logits_of, random_ids, random_tensors, runner_of, sequence
 
 from chatkv.engine.batch import Batch
-from chatkv.engine.model_runner import NOT_FINITE, ModelRunner
+from chatkv.engine.model_runner import ModelRunner
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.models.decoder import Decoder
+from chatkv.engine.step_rows import NOT_FINITE
 
 LLAMA = BASE | {"architectures": ["LlamaForCausalLM"]}
 POISONED_ID = 7

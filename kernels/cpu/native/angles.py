@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ...angles import angles_of
+
 FIRST_CAPACITY = 1024
 
 
 class AngleTable:
-    """Grows as positions are met.
-
-    The angle is a float32 product, as models were trained; its cosine and sine are taken in float64 and rounded, so
-    that they are the same whatever is computed beside them.
-    """
+    """Grows as positions are met."""
 
     def __init__(self, inverse_frequencies: NDArray[np.float32], attention_factor: float) -> None:
         """inverse_frequencies: [head_dim / 2]."""
@@ -33,7 +31,6 @@ class AngleTable:
         np.take(self._sin, positions, axis=0, out=sin, mode="clip")
 
     def _grow(self, end: int) -> None:
-        positions = np.arange(len(self._cos), max(end, 2 * len(self._cos), FIRST_CAPACITY)).astype(np.float32)
-        angles = (positions[:, np.newaxis] * self._inverse_frequencies).astype(np.float64)
-        cos, sin = ((function(angles) * self._attention_factor).astype(np.float32) for function in (np.cos, np.sin))
+        end = max(end, 2 * len(self._cos), FIRST_CAPACITY)
+        cos, sin = angles_of(len(self._cos), end, self._inverse_frequencies, self._attention_factor)
         self._cos, self._sin = np.concatenate((self._cos, cos)), np.concatenate((self._sin, sin))
