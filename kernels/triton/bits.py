@@ -8,6 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..reference import SMALLEST_SCALE as SMALLEST
+
+SMALLEST_SCALE = tl.constexpr(SMALLEST)
+
 
 @triton.jit
 def e4m3_to_float16(byte):
@@ -49,10 +53,15 @@ def float32_to_int8(number):
 
 
 @triton.jit
-def largest_magnitude(rows):
-    """float32 [n, width] -> [n]: max |x| of each row, NaN if any is NaN; `tl.max` would drop it.
+def magnitude_bits(numbers):
+    """float32 -> int32 in the order of |x|: infinity above all numbers, NaN above infinity. `tl.max` over floats would
+    drop NaN."""
+    return numbers.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
-    Without the sign, floats are in the order of their bits, infinity above all numbers and NaN above infinity.
-    """
-    bits = rows.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    return tl.max(bits, axis=1).to(tl.float32, bitcast=True)
+
+@triton.jit
+def scale_of(largest_bits, largest_quantum: tl.constexpr):
+    """Largest of the `magnitude_bits` of a row -> its scale, as `reference.quantise_rows`: NaN or infinite if the row
+    is not finite."""
+    scale = tl.div_rn(largest_bits.to(tl.float32, bitcast=True), largest_quantum)
+    return tl.where(scale < SMALLEST_SCALE, SMALLEST_SCALE, scale)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from torch import Tensor
 
 TL_DTYPES: dict[torch.dtype, Any] = {
     torch.float16: tl.float16,
@@ -13,6 +14,7 @@ TL_DTYPES: dict[torch.dtype, Any] = {
     torch.float32: tl.float32,
 }
 """Compute dtypes, as kernels name them."""
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def next_power_of_two(number: int) -> int:
@@ -22,3 +24,10 @@ def next_power_of_two(number: int) -> int:
 
 def ceil_div(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
+
+
+def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    """What a kernel takes for granted: numbers of one of `dtypes`, `shape`, contiguous."""
+    assert tensor.dtype in dtypes, f"{name} is {tensor.dtype}, not {' or '.join(map(str, dtypes))}"
+    assert tensor.shape == shape, f"{name} is {list(tensor.shape)}, not {list(shape)}"
+    assert tensor.is_contiguous(), f"{name} is not contiguous: strides {tensor.stride()}"
