@@ -97,7 +97,10 @@ class KVLayout:
 
     def _scale_facts(self) -> dict[str, Any]:
         """How a row's scale follows from its numbers."""
-        largest = {"int8": {"largest_quantum": LARGEST_QUANTUM}, "fp8": {"largest_number": LARGEST_FP8}}
+        largest: dict[str, dict[str, float]] = {
+            "int8": {"largest_quantum": LARGEST_QUANTUM},
+            "fp8": {"largest_number": LARGEST_FP8},
+        }
         return {
             "dtype": _name(SCALE_DTYPE),
             "one_per": list(LAYOUT[:-1]),

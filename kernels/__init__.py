@@ -47,14 +47,22 @@ class KernelChoice:
     """On what a model runs."""
 
     device: str = "cpu"
+    """"cpu"; "cuda", "cuda:1": a card; "interpreter": the GPU's kernels on the CPU, for tests, with TRITON_INTERPRET=1
+    in the environment from the start."""
     cpu_kernels: Literal["auto", "torch"] = "auto"
     """"auto": native ones where they can be had and suit the model."""
     num_threads: int = 0
     """Of the native kernels; 0: as many as torch uses."""
+    compute_dtype: Literal["bf16", "fp16"] = "bf16"
+    """Of the GPU's kernels."""
+    is_deterministic: bool = False
+    """On the GPU: what a row computes does not depend on the rows beside it. The CPU is always so."""
 
 
 def executor_for(choice: KernelChoice, program: Program, on_progress: OnProgress | None = None) -> Executor:
     """What runs `program`. Raises ValueError for a device that has no kernels."""
+    if choice.device.startswith(("cuda", "interpreter")):
+        return _triton_executor(choice, program, on_progress)
     backend = backend_for(choice.device)
     if choice.cpu_kernels == "torch":
         reason = 'as cpu_kernels = "torch" asks'
@@ -70,4 +78,13 @@ def backend_for(device: str) -> Backend:
     """The backend that runs on `device` ("cpu"). Raises ValueError for a device that has none."""
     if device == "cpu":
         return CpuBackend()
-    raise ValueError(f"no kernels for device {device!r}: this version runs on 'cpu'")
+    raise ValueError(f"no kernels for device {device!r}: 'cpu' and 'cuda' are possible")
+
+
+def _triton_executor(choice: KernelChoice, program: Program, on_progress: OnProgress | None) -> Executor:
+    from .triton.executor import TritonExecutor  # which takes a second to load
+
+    device = torch.device("cpu" if choice.device == "interpreter" else choice.device)
+    return TritonExecutor(
+        program, device, choice.compute_dtype, is_deterministic=choice.is_deterministic, on_progress=on_progress
+    )
