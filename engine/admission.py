@@ -15,7 +15,8 @@ from .sequence import SequenceState
 from .tiers.load_planner import LoadPlanner
 from .tiers.tier_manager import TierManager
 
-Preempt = Callable[[SequenceState], None]
+Preempt = Callable[[SequenceState], bool]
+"""False: not before launched steps are over."""
 
 PATIENCE_S = 0.5
 """For blocks that have left the device before they were safe below: a disk needs less, computing them often more."""
@@ -44,8 +45,20 @@ class Admission:
         self._counters = counters
         self._clock = clock
         self.waits_until_s: float | None = None
-        """By the clock: when the first of those that wait for queued blocks stops waiting. The scheduler clears it
-        before each step."""
+        """By the clock: when the first of those that wait for queued blocks stops waiting."""
+        self.must_settle = False
+        """Launched steps and copies keep blocks that somebody lacks."""
+
+    def begin(self) -> None:
+        """Before each step."""
+        self.waits_until_s = None
+        self.must_settle = False
+
+    def is_short_of_blocks(self) -> bool:
+        """To be asked by who lacks blocks. True: only until launched steps and copies are over, and the next step
+        waits for that."""
+        self.must_settle = self.must_settle or not self._kv.pool.is_settled
+        return self.must_settle
 
     def admit(self, is_background_turn: bool, preempt: Preempt) -> None:
         """Waiting sequences by priority and age. A sequence that does not fit holds back all behind it, so that it is
@@ -109,7 +122,7 @@ class Admission:
         can_compute = sequence.warm is WarmMode.COMPUTE and num_missing > 0
         num_room = self.num_blocks_for_warm(sequence, max(len(wanted), 1), hit.device) if wanted or can_compute else 0
         if num_room == 0:
-            sequence.is_done = True
+            sequence.is_done = not ((wanted or can_compute) and self.is_short_of_blocks())
             return
         if not active.is_admitted:
             active.load = decision
@@ -137,7 +150,8 @@ class Admission:
             victims = [other for other in self._queues.admitted if is_background(other)]
             if not victims:
                 return
-            preempt(max(victims, key=lambda other: other.order))
+            if not preempt(max(victims, key=lambda other: other.order)):
+                return
 
     def _has_room(self, sequence: SequenceState, hits: list[BlockNode]) -> bool:
         """The whole sequence fits beside what the admitted ones still need for the tokens known today, with a block to

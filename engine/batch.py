@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .request import SamplingParams, TokenLogprob
 
@@ -14,7 +14,8 @@ NO_SLOT = -1
 
 def pending_id(sample_index: int) -> int:
     """Stands for the token that the step launched just before draws as its sample `sample_index`, counted over all
-    `SampleSpec`s of that batch in order. The other way round: sample_index = -1 - id."""
+    `SampleSpec`s of that batch in order. The other way round: sample_index = -1 - id. That token is one of the
+    vocabulary even where that step's sequence has failed: its row here is run for nothing, and harms nobody."""
     return -1 - sample_index
 
 
@@ -98,6 +99,7 @@ class PendingResult(Protocol):
         ...
 
 
+@runtime_checkable
 class OverlappedRunner(Protocol):
     """A runner whose device works by itself: the next step is launched while the last one runs."""
 

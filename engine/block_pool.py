@@ -6,10 +6,15 @@ A free block keeps its content and its node until it is reused. The free queue i
 
 Sequences give their blocks back tail first, and whoever holds a block holds all blocks before it. So a block always
 sits behind its children in the queue: eviction takes leaves only, and no cached block ever becomes unreachable.
+
+A device works behind the engine's back. A launched step may touch every block that is held when it is launched, so what
+is given back before it is over is only noted and goes into the queue after it, in the same order. What a copy reads is
+held by the copy.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from .block_tree import BlockNode, BlockTree
@@ -104,6 +109,9 @@ class BlockPool:
         """Blank blocks that were written before: what they hold means nothing, but it is there."""
         self._free_queue = FreeBlockQueue(self.blocks)
         self._num_cached_free = 0
+        self._deferred: deque[list[tuple[Sequence[int], bool]]] = deque()
+        """For each launched step, oldest first: what was given back while it was the last one."""
+        self._num_copied = 0
         self.num_evictions = 0
         """Counts up with every named block that leaves the device."""
 
@@ -124,6 +132,11 @@ class BlockPool:
     def num_cached_free(self) -> int:
         """Free blocks that still hold something worth keeping."""
         return self._num_cached_free
+
+    @property
+    def is_settled(self) -> bool:
+        """No step and no copy keeps a block from the free queue: waiting brings no more of them."""
+        return not self._deferred and not self._num_copied
 
     def is_free(self, block_id: int) -> bool:
         return self.blocks[block_id].ref_cnt == 0
@@ -150,6 +163,9 @@ class BlockPool:
     def free(self, block_ids: Sequence[int], is_used: bool = True) -> None:
         """One holder fewer each, last block first, so that the tail is evicted first and the shared head last.
         `is_used`: they served somebody, and work in advance must not evict them for a while."""
+        if self._deferred:
+            self._deferred[-1].append((list(block_ids), is_used))
+            return
         now_s = self._clock() if is_used else NEVER
         for block_id in reversed(block_ids):
             block = self.blocks[block_id]
@@ -162,6 +178,33 @@ class BlockPool:
                 else:
                     self._free_queue.append(block)
                     self._num_cached_free += 1
+
+    def begin_step(self) -> None:
+        """A step is launched."""
+        self._deferred.append([])
+
+    def end_step(self) -> None:
+        """The oldest launched step is known to be over."""
+        deferred = self._deferred.popleft()
+        later, self._deferred = self._deferred, deque()  # those were launched after all of this was given back
+        for block_ids, is_used in deferred:
+            self.free(block_ids, is_used)
+        self._deferred = later
+
+    def begin_copy(self, block_ids: Sequence[int]) -> None:
+        """A copy reads some of these blocks: whole chains, parents first, so that the queue keeps its order."""
+        self.touch(block_ids)
+        self._num_copied += len(block_ids)
+
+    def end_copy(self, block_ids: Sequence[int]) -> None:
+        self._num_copied -= len(block_ids)
+        self.free(block_ids, is_used=False)
+
+    def deferred_block_ids(self) -> Iterator[int]:
+        """Each as often as it was given back."""
+        for given_back in self._deferred:
+            for block_ids, _ in given_back:
+                yield from block_ids
 
     def cache_full_block(self, block_id: int, node: BlockNode) -> None:
         """The block's content is final: from now on it is `node`'s device copy."""

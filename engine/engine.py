@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from .batch import BatchResult, Runner, SequenceResult
+from .active_requests import ActiveRequests
+from .batch import OverlappedRunner, Runner
 from .block_hash import BlockHasher
 from .block_tree import BlockNode, BlockTree
 from .config import BLOCK_SIZE, EngineConfig
@@ -19,9 +20,10 @@ from .output_processor import OutputProcessor, TextStreamFactory
 from .placement import Placement, place
 from .prompt import PreparedPrompt, as_background_work, check_prompt, prepare_prompt
 from .request import FinishReason, GenerationRequest, RequestOutput
-from .scheduler import ScheduledTokens, Scheduler
+from .scheduler import Scheduler
 from .sequence import ActiveRequest, SequenceState
 from .step_runner import StepRunner
+from .stores import StoreSet
 from .tiers.load_planner import LoadPlanner
 from .tiers.tier import BlockImages, LowerTier
 from .tiers.tier_manager import TierManager
@@ -31,7 +33,7 @@ MAX_IDLE_COPY_BYTES = 128 << 20
 
 
 class Engine:
-    """Runs many requests on one runner.
+    """Runs many requests on one runner. With one that launches, a step's outputs come while the next one runs.
 
     `new_text_stream`: without one, outputs carry ids and no text. `poison` (debugging): is told each block id whose
     content has just become meaningless. `clock`: seconds, monotonic. `tiers`: below the device, fastest first; they
@@ -41,7 +43,7 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        runner: Runner,
+        runner: Runner | OverlappedRunner,
         hasher: BlockHasher,
         new_text_stream: TextStreamFactory | None,
         model_eos_ids: frozenset[int],
@@ -70,7 +72,7 @@ class Engine:
     def reset(self) -> None:
         """Forgets all requests, without outputs, and all blocks of the device. Also the way out of a broken invariant:
         losing cached data is cheap, wrong data is not."""
-        self.loads.abandon()
+        self._abandon()
         pins = self.tiers.pins()
         for owner in pins:
             self.tiers.set_pinned(owner, (), is_pinned=False)
@@ -84,10 +86,11 @@ class Engine:
         self.tiers = TierManager(tree, self.lower_tiers, self._images)
         self.kv = KVCacheManager(config.num_blocks, self._hasher, tree, self.tiers, self._poison, self._clock)
         self.loads = LoadSet(self.kv, self.tiers, self._images, self.counters, self._clock)
+        self.stores = StoreSet(self.kv.pool, self.tiers, self._images)
         self.scheduler = Scheduler(config, self.kv, self.tiers, self.loads, self.planner, self.counters, self._clock)
         self._steps = StepRunner(self._runner, self.kv, self.scheduler.budget, self.planner, self.counters, self._clock)
-        self._outputs = OutputProcessor(self._new_text_stream, self._eos_ids, self.max_context_tokens, self._clock)
-        self._active: dict[str, ActiveRequest] = {}
+        self._outputs = OutputProcessor(self._new_text_stream, self._eos_ids, self._clock)
+        self._active = ActiveRequests(self.kv, self.scheduler, self._outputs, self.counters)
         self._late_outputs: list[RequestOutput] = []
         self._is_waiting = False
 
@@ -98,7 +101,7 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._active or self._late_outputs)
+        return bool(self._active.by_id or self._late_outputs or self._steps.is_flying)
 
     @property
     def is_waiting(self) -> bool:
@@ -116,7 +119,7 @@ class Engine:
         check_prompt(request.prompt_token_ids, self.max_context_tokens)
         if not 1 <= request.n <= self.config.max_num_seqs:
             raise InvalidRequestError(f"n must be between 1 and {self.config.max_num_seqs}, got {request.n}", "n")
-        if request.request_id in self._active:
+        if request.request_id in self._active.by_id:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
 
     def check_queue(self, num_more: int = 0) -> None:
@@ -137,30 +140,38 @@ class Engine:
         prompt = prompt or self.prepare(request)
         if request.warm:
             request = as_background_work(request)
-        active = ActiveRequest(request, prompt, self._num_arrivals)
+        active = ActiveRequest(request, prompt, self._num_arrivals, self._max_num_tokens(request))
         sequence = SequenceState(active, choice=0, block_hashes=list(prompt.block_hashes))
         sequence.is_done = request.warm is not None and sequence.num_tokens == 0
         active.sequences.append(sequence)
-        self._active[request.request_id] = active
+        self._active.by_id[request.request_id] = active
         self.scheduler.add(sequence)
         self._is_waiting = False
 
     def cancel(self, request_id: str) -> list[RequestOutput]:
-        """Frees the request's blocks now, whatever it was doing. One last output per unfinished choice; none if the
-        request is unknown or has ended."""
-        return self._end(request_id, FinishReason.CANCELLED, None)
+        """Gives the request's blocks back now, whatever it was doing. One last output per unfinished choice; none if
+        the request is unknown or has ended."""
+        return self._active.end(request_id, FinishReason.CANCELLED)
 
     def step(self) -> list[RequestOutput]:
         """Runs one batch. Outputs are in the order of the batch, then the progress of those that wait or read."""
+        if self._steps.must_land_first or self.scheduler.must_settle:
+            self._settle()
         outputs, self._late_outputs = self._late_outputs, []
         self.tiers.poll()
         self.scheduler.take_loaded(self._copy_budget_bytes)
         scheduled = self.scheduler.schedule()
-        outputs += self._end_done()
-        if scheduled:
-            outputs += self._update(scheduled, self._steps.run(scheduled))
-        self.tiers.store_some(self._copy_budget_bytes)
-        self._is_waiting = not (scheduled or outputs or self.loads.has_ready or self.tiers.can_store_more)
+        outputs += self._active.end_done()
+        is_settled = self.kv.pool.is_settled
+        finished = self._steps.run(scheduled)
+        for step in finished:
+            outputs += self._active.take(step)
+        is_idle = is_settled and not scheduled
+        self.stores.advance(self._copy_budget_bytes, is_idle)
+        is_copying = self.loads.has_ready or self.stores.is_reading
+        self._is_waiting = is_idle and not (outputs or is_copying or self.tiers.can_store_more)
+        if not scheduled:
+            self._wait_for_copies()
         if self.config.check_integrity:
             self.check_integrity()
         return outputs + self.report_progress()
@@ -188,16 +199,19 @@ class Engine:
         stay, with all before them. Requests of the owner that still run end first."""
         assert owner, "blocks without an owner are nobody's to delete"
         self._cancel_all_of(owner)
+        self._settle()
         self.tiers.set_pinned(owner, (), is_pinned=False)
         nodes = [node for node in self.kv.tree.nodes() if owner in node.owners] + self._named(owned)
         return self._forgetting().forget(nodes, owner, shared)
 
     def drop_all(self) -> ForgetResult:
         """Removes every block that no running request holds, from every tier."""
+        self._settle()
         return self._forgetting().forget(self.kv.tree.nodes(), None, ())
 
     def offload(self, block_hashes: Collection[bytes]) -> int:
         """Drops device copies that a lower tier has too and that nobody holds. Returns how many."""
+        self._settle()
         return self._forgetting().offload(self._named(block_hashes))
 
     def set_pinned(self, owner: str, block_hashes: Collection[bytes], is_pinned: bool) -> None:
@@ -207,12 +221,29 @@ class Engine:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Stores what can be stored within the time, then closes the lower tiers."""
-        self.loads.abandon()
+        self._abandon()
         self.tiers.close(timeout_s)
+
+    def _settle(self) -> None:
+        """The device does nothing any more: what was launched is taken, what is being copied has come."""
+        for step in self._steps.land_all():
+            self._late_outputs += self._active.take(step)
+        self._wait_for_copies()
+        self.stores.settle()
+
+    def _abandon(self) -> None:
+        """The same for what nobody wants."""
+        self._steps.abandon()
+        self.loads.abandon()
+        self.stores.abandon()
+
+    def _wait_for_copies(self) -> None:
+        self.loads.wait()
+        self.stores.wait()
 
     def check_integrity(self) -> None:
         """Recomputes every invariant. Raises AssertionError."""
-        self.scheduler.check_integrity()
+        self.scheduler.check_integrity(self.stores.held_block_ids())
         self.tiers.check_integrity()
 
     @property
@@ -227,64 +258,13 @@ class Engine:
         return Forgetting(self.kv, self.tiers, self._images, held)
 
     def _cancel_all_of(self, owner: str) -> None:
-        for active in list(self._active.values()):
+        for active in list(self._active.by_id.values()):
             if active.request.owner == owner:
                 self._late_outputs += self.cancel(active.request.request_id)
 
-    def _end_done(self) -> list[RequestOutput]:
-        """Warm requests that have done what they could."""
-        done = [sequence.request.request_id for sequence in self.scheduler.take_done()]
-        return [output for request_id in done for output in self._end(request_id, FinishReason.STOP, None)]
-
-    def _update(self, scheduled: Sequence[ScheduledTokens], result: BatchResult) -> list[RequestOutput]:
-        outputs: list[RequestOutput] = []
-        for item, sequence_result in zip(scheduled, result.sequences, strict=True):
-            sequence = item.sequence
-            request_id = sequence.request.request_id
-            if request_id not in self._active:
-                continue  # another sequence of the same request has failed in this step
-            if sequence_result.error is not None:
-                self.counters.num_failed_requests += 1
-                outputs += self._end(request_id, FinishReason.ERROR, sequence_result.error)
-                continue
-            self.kv.finish_copy(sequence)
-            self.scheduler.advance(item)
-            if sequence.warm and sequence.num_uncomputed_tokens == 0:
-                sequence.is_done = True
-                outputs += self._end_done()
-            if sequence_result.token_ids:
-                outputs += self._take_tokens(sequence, sequence_result)
-        return outputs
-
-    def _take_tokens(self, sequence: SequenceState, result: SequenceResult) -> list[RequestOutput]:
-        is_forking = sequence.is_at_first_token and sequence.request.n > 1
-        branches = self.scheduler.fork(sequence) if is_forking else [sequence]
-        logprobs = result.logprobs or (None,) * len(branches)
-        outputs = []
-        for branch, token_id, logprob in zip(branches, result.token_ids, logprobs, strict=True):
-            output = self._outputs.push(branch, token_id, logprob)
-            self.counters.num_generated_tokens += 1
-            if output.finish_reason is not None:
-                self.scheduler.finish(branch)
-            outputs.append(output)
-        self._drop_if_finished(sequence.active)
-        return outputs
-
-    def _end(self, request_id: str, reason: FinishReason, error: str | None) -> list[RequestOutput]:
-        active = self._active.get(request_id)
-        if active is None:
-            return []
-        unstarted = self._outputs.end_unstarted(active, reason, error)
-        outputs = []
-        for sequence in list(active.sequences):
-            outputs.append(self._outputs.end(sequence, reason, error))
-            self.scheduler.finish(sequence)
-        self._drop_if_finished(active)
-        return outputs + unstarted
-
-    def _drop_if_finished(self, active: ActiveRequest) -> None:
-        if not active.sequences:
-            del self._active[active.request.request_id]
+    def _max_num_tokens(self, request: GenerationRequest) -> int:
+        num_answer = request.sampling.max_tokens or self.max_context_tokens
+        return min(len(request.prompt_token_ids) + num_answer, self.max_context_tokens)
 
     def step_stats(self) -> EngineStats:
         """Without the lower tiers; cheap after every step. On the engine's thread."""

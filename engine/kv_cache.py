@@ -114,7 +114,7 @@ class KVCacheManager:
 
     def num_new_blocks(self, sequence: SequenceState, num_tokens: int) -> int:
         """Blocks that the next `num_tokens` tokens take."""
-        num_blocks = -(-(sequence.num_computed_tokens + num_tokens) // BLOCK_SIZE)
+        num_blocks = -(-(sequence.num_launched_tokens + num_tokens) // BLOCK_SIZE)
         return max(num_blocks - len(sequence.block_table), 0)
 
     def place_loaded(self, sequence: SequenceState, block_id: int) -> None:
@@ -173,7 +173,7 @@ class KVCacheManager:
         return True
 
     def finish_copy(self, sequence: SequenceState) -> None:
-        """The tail was copied (or never will be): its source is let go."""
+        """The tail was copied, or a launched step copies it, or it never will be: its source is let go."""
         if sequence.pending_copy is not None:
             self.pool.free([sequence.pending_copy[0]])
             sequence.pending_copy = None
@@ -184,7 +184,7 @@ class KVCacheManager:
         self.pool.free(sequence.block_table, is_used=sequence.warm is None)
         sequence.block_table = []
         sequence.nodes = []
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens = sequence.num_flying_tokens = sequence.num_flying_samples = 0
 
     def slot_mapping(self, sequence: SequenceState, start: int, stop: int, no_slot: int) -> list[int]:
         """block_id * BLOCK_SIZE + offset per position; `no_slot` inside full blocks, which are shared."""
@@ -240,8 +240,9 @@ class KVCacheManager:
 
     def check_integrity(self, sequences: Iterable[SequenceState], reserved: Iterable[int] = ()) -> None:
         """Recomputes every invariant of pool, tree and tables. `sequences`: all that may hold blocks; `reserved`:
-        blocks that loads hold."""
+        blocks that loads and stores hold."""
         num_holders: Counter[int] = Counter(reserved)
+        num_holders.update(self.pool.deferred_block_ids())
         for sequence in sequences:
             self._check_sequence(sequence)
             num_holders.update(sequence.block_table)
@@ -256,11 +257,15 @@ class KVCacheManager:
 
     def _check_sequence(self, sequence: SequenceState) -> None:
         table, nodes, num_computed = sequence.block_table, sequence.nodes, sequence.num_computed_tokens
-        assert len(table) <= -(-sequence.num_tokens // BLOCK_SIZE), "more blocks than ceil(tokens / block size)"
+        assert len(table) <= -(-sequence.num_drawn_tokens // BLOCK_SIZE), "more blocks than ceil(tokens / block size)"
         assert len(set(table)) == len(table), "a block is in the table twice"
         assert num_computed <= sequence.num_skippable_tokens or not table, "nothing is left to compute"
+        assert sequence.num_launched_tokens < sequence.num_drawn_tokens or not table or sequence.warm, (
+            "a token too many"
+        )
         num_held_tokens = max(num_computed, len(nodes) * BLOCK_SIZE)
-        assert len(table) == -(-num_held_tokens // BLOCK_SIZE), "a block is reserved ahead"
+        num_taken_tokens = max(sequence.num_launched_tokens, num_held_tokens)
+        assert len(table) == -(-num_taken_tokens // BLOCK_SIZE), "a block is reserved ahead"
         assert len(nodes) == num_held_tokens // BLOCK_SIZE, "a full block is not published, or a part of one is"
         parent = self.tree.root
         for index, node in enumerate(nodes):

@@ -47,12 +47,10 @@ class OutputProcessor:
         self,
         new_text_stream: TextStreamFactory | None,
         eos_ids: frozenset[int],
-        max_context_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._new_text_stream = new_text_stream
         self._eos_ids = eos_ids
-        self._max_context_tokens = max_context_tokens
         self._clock = clock
         self._streams: dict[SequenceState, TextStream] = {}
         self._reported: dict[SequenceState, tuple[Progress, float]] = {}
@@ -74,7 +72,7 @@ class OutputProcessor:
                 if delta.is_stopped:
                     reason = FinishReason.STOP
                     self._streams.pop(sequence)  # what it holds back lies behind the stop string
-            if reason is None and self._is_at_length(sequence):
+            if reason is None and sequence.num_tokens >= sequence.active.max_num_tokens:
                 reason = FinishReason.LENGTH
         if reason is not None:
             text += self._close(sequence)
@@ -136,11 +134,6 @@ class OutputProcessor:
         self._reported.pop(sequence, None)
         stream = self._streams.pop(sequence, None)
         return stream.finish() if stream is not None else ""
-
-    def _is_at_length(self, sequence: SequenceState) -> bool:
-        max_tokens = sequence.request.sampling.max_tokens
-        is_spent = max_tokens is not None and len(sequence.output_token_ids) >= max_tokens
-        return is_spent or sequence.num_tokens >= self._max_context_tokens
 
     def _output(
         self,

@@ -7,7 +7,7 @@ prefill chunks. Decodes always run, so a pasted book never freezes another chat;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from .admission import Admission
@@ -32,7 +32,7 @@ class ScheduledTokens:
 
     @property
     def is_sampling(self) -> bool:
-        """The chunk ends with the last known token: its row gives the next one."""
+        """The chunk ends with the last token: its row gives the next one. Not to be asked once the step is launched."""
         return self.num_tokens == self.sequence.num_uncomputed_tokens and self.sequence.warm is None
 
 
@@ -96,20 +96,21 @@ class Scheduler:
             )
 
     def schedule(self) -> list[ScheduledTokens]:
-        """Allocates blocks for the next step. Empty only when nothing is unfinished but what waits for loads, and what
-        is done."""
+        """Allocates blocks for the next step. Empty only when nothing is unfinished but what waits for loads or for a
+        launched step, and what is done."""
         plan = StepPlan(self.budget.num_tokens)
-        self._admission.waits_until_s = None
+        self._admission.begin()
         for is_background_turn in (False, True):
             if is_background_turn and self.queues.is_running_foreground():
                 plan.budget -= max(plan.num_left - BLOCK_SIZE, 0)  # a side job may slow a chat by one small chunk only
             self._schedule_decodes(plan, is_background_turn)
-            self._admission.admit(is_background_turn, lambda victim: self._preempt(victim, plan))
+            self._admission.admit(is_background_turn, lambda victim: self._try_to_preempt(victim, plan))
             self._schedule_prefills(plan, is_background_turn)
         for sequence in sorted(plan.chunks, key=plan.chunks.__getitem__):  # who got less is served first next time
             self._num_turns += 1
             sequence.last_turn = self._num_turns
         is_waiting = self.loading or self.take_done() or self._admission.waits_until_s is not None
+        is_waiting = is_waiting or not self._kv.pool.is_settled
         assert plan.chunks or is_waiting or not (self.running or self.waiting), "the scheduler is stuck"
         return [ScheduledTokens(sequence, num_tokens) for sequence, num_tokens in plan.chunks.items()]
 
@@ -167,7 +168,7 @@ class Scheduler:
         for index, sequence in enumerate(pending):
             if sequence.status is not RequestStatus.RUNNING:
                 continue
-            if len(sequence.block_table) == len(sequence.nodes):
+            if len(sequence.block_table) == len(sequence.nodes) and not sequence.num_flying_tokens:
                 self._admission.take_device_hits(sequence)
                 sequence.is_done = sequence.num_uncomputed_tokens == 0
             num_sharing = len(pending) - index
@@ -183,16 +184,21 @@ class Scheduler:
             num_new = self._kv.num_new_blocks(sequence, num_tokens)
             num_tokens = min(num_tokens, self._admission.num_blocks_for_warm(sequence, num_new) * BLOCK_SIZE)
             if num_tokens == 0:
-                sequence.is_done = True
+                sequence.is_done = not self._admission.is_short_of_blocks()
                 return
         while sequence.status is RequestStatus.RUNNING:
             if self._kv.allocate(sequence, num_tokens):
                 plan.chunks[sequence] = num_tokens
                 return
-            self._preempt(max(self.queues.admitted, key=lambda s: s.order), plan)
+            if not self._try_to_preempt(max(self.queues.admitted, key=lambda s: s.order), plan):
+                return
 
-    def _preempt(self, victim: SequenceState, plan: StepPlan) -> None:
-        """Its full blocks stay cached; it comes back with the same ids and draws the same noise."""
+    def _try_to_preempt(self, victim: SequenceState, plan: StepPlan) -> bool:
+        """False: waiting may bring blocks, and preempting would bring none before that. Its full blocks stay cached;
+        it comes back with the same ids and draws the same noise."""
+        if self._admission.is_short_of_blocks():
+            return False
+        assert not victim.num_flying_tokens, "a launched step works on it"
         plan.chunks.pop(victim, None)
         if victim.status is RequestStatus.LOADING:
             self._loads.cancel(victim)
@@ -200,9 +206,16 @@ class Scheduler:
         self._kv.free(victim)
         self.queues.wait(victim, RequestStatus.PREEMPTED)
         self._counters.num_preemptions += 1
+        return True
 
     def _running(self, is_background_turn: bool) -> list[SequenceState]:
-        return [s for s in self.running if is_background(s) == is_background_turn and not s.is_done]
+        return [s for s in self.running if is_background(s) == is_background_turn and not (s.is_done or s.is_ending)]
+
+    @property
+    def must_settle(self) -> bool:
+        """Some sequence went short of blocks that launched steps and copies keep: nothing is scheduled before they are
+        over."""
+        return self._admission.must_settle
 
     @property
     def waits_until_s(self) -> float | None:
@@ -210,11 +223,12 @@ class Scheduler:
         times = (self._loads.stalls_at_s, self._admission.waits_until_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError when lists, statuses and blocks disagree."""
+    def check_integrity(self, copied_block_ids: Iterable[int] = ()) -> None:
+        """Raises AssertionError when lists, statuses and blocks disagree. `copied_block_ids`: held by copies to lower
+        tiers."""
         self.queues.check_integrity()
         assert len(self.queues.admitted) <= self._config.max_num_seqs
-        self._kv.check_integrity(self.queues, self._loads.reserved_block_ids())
+        self._kv.check_integrity(self.queues, [*self._loads.reserved_block_ids(), *copied_block_ids])
 
 
 def _chunk(sequence: SequenceState, share: int) -> int:
@@ -222,6 +236,6 @@ def _chunk(sequence: SequenceState, share: int) -> int:
     0 for less than a block: then others run first."""
     if sequence.num_uncomputed_tokens <= share:
         return sequence.num_uncomputed_tokens
-    start = sequence.num_computed_tokens
+    start = sequence.num_launched_tokens
     stop = (start + share) // BLOCK_SIZE * BLOCK_SIZE
     return max(stop - start, 0)

@@ -20,6 +20,8 @@ class ActiveRequest:
     prompt: PreparedPrompt
     arrival: int
     """Counts up; also tells the newest request."""
+    max_num_tokens: int
+    """Prompt and answer of a choice: with so many it ends."""
     sequences: list[SequenceState] = field(default_factory=list)
     """The unfinished ones. Before the first token there is only the first, which computes the prompt for all."""
     cached_by_tier: Counter[str] = field(default_factory=Counter)
@@ -70,7 +72,13 @@ class SequenceState:
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    """Tokens whose K and V are in the block table."""
+    """Tokens whose K and V are in the block table, as far as it is known: the steps that wrote them are over."""
+    num_flying_tokens: int = 0
+    """Tokens after them that launched steps compute. Always 0 when a runner only executes."""
+    num_flying_samples: int = 0
+    """Ids that launched steps draw: the sequence is that much longer than what is known of it."""
+    last_sample_index: int = 0
+    """Which sample of its step the last of them is."""
     block_table: list[int] = field(default_factory=list)
     nodes: list[BlockNode] = field(default_factory=list)
     """nodes[i] names block_table[i]: the full blocks, which are shared and never written again."""
@@ -112,13 +120,33 @@ class SequenceState:
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def num_launched_tokens(self) -> int:
+        """Tokens that are computed, or will be when the launched steps are over."""
+        return self.num_computed_tokens + self.num_flying_tokens
+
+    @property
+    def num_drawn_tokens(self) -> int:
+        """Its length with the ids that launched steps draw."""
+        return self.num_tokens + self.num_flying_samples
+
+    @property
+    def num_drawn_output_tokens(self) -> int:
+        return len(self.output_token_ids) + self.num_flying_samples
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        """1 is a decode step; more is a prompt, or the tokens of a preempted sequence."""
-        return self.num_tokens - self.num_computed_tokens
+        """What no step has been launched for. 1 is a decode step; more is a prompt, or the tokens of a preempted
+        sequence."""
+        return self.num_drawn_tokens - self.num_launched_tokens
+
+    @property
+    def is_ending(self) -> bool:
+        """An id that is being drawn is its last, whichever it is."""
+        return self.num_flying_samples > 0 and self.num_drawn_tokens >= self.active.max_num_tokens
 
     @property
     def num_full_blocks(self) -> int:
-        """Blocks that its tokens of today fill, computed or not."""
+        """Blocks that its known tokens fill, computed or not."""
         return self.num_tokens // BLOCK_SIZE
 
     @property
@@ -128,13 +156,13 @@ class SequenceState:
 
     @property
     def num_blocks_ahead(self) -> int:
-        """Blocks that the tokens known today still need."""
-        return -(-self.num_tokens // BLOCK_SIZE) - len(self.block_table)
+        """Blocks that its tokens of today still need."""
+        return -(-self.num_drawn_tokens // BLOCK_SIZE) - len(self.block_table)
 
     @property
     def num_unused_slots(self) -> int:
         """Slots of its blocks that hold no token yet: fewer than a block's between steps."""
-        return len(self.block_table) * BLOCK_SIZE - max(self.num_computed_tokens, len(self.nodes) * BLOCK_SIZE)
+        return len(self.block_table) * BLOCK_SIZE - max(self.num_launched_tokens, len(self.nodes) * BLOCK_SIZE)
 
     @property
     def is_at_first_token(self) -> bool:

@@ -81,6 +81,33 @@ class TierManager:
         for slot in self._slots:
             self._store_in(slot, max(budget_bytes // slot.tier.image_bytes, 1))
 
+    def unstored(self, num_blocks: int, besides: Collection[BlockNode], is_asking: bool) -> list[BlockNode]:
+        """The same blocks, for a device that gives their images later: at most `num_blocks` that some tier lacks,
+        parents before children, without `besides`. Of a tier that has refused one block is tried, if `is_asking`."""
+        wanted: dict[BlockNode, None] = {}
+        for slot in self._slots:
+            num_left = min(num_blocks, int(is_asking)) if slot.is_refusing else num_blocks
+            for node in list(islice(slot.unstored, num_left + len(besides))) if num_left else ():
+                chain = slot.missing_chain(node)
+                if not chain:
+                    del slot.unstored[node]
+                new = [missing for missing in chain if missing not in besides and missing not in wanted]
+                wanted.update(dict.fromkeys(new[: max(num_left, 0)]))
+                num_left -= len(new)
+        return list(wanted)[:num_blocks]
+
+    def offer_images(self, nodes: Sequence[BlockNode], images: Sequence[memoryview]) -> None:
+        """Images of blocks of the device for every tier that lacks them."""
+        for slot in self._slots:
+            for node, image in zip(nodes, images, strict=True):
+                if slot.copy_of(node) is not None or not self._can_follow(slot, node):
+                    continue
+                slot.is_refusing = not self._store(slot, node, image)
+                if slot.is_refusing:
+                    slot.prune()
+                    break
+                slot.unstored.pop(node, None)
+
     def hurry(self) -> None:
         """Somebody waits for blocks that are only queued."""
         for slot in self._slots:
@@ -166,20 +193,28 @@ class TierManager:
             for missing in slot.missing_chain(node):
                 if num_blocks <= 0:
                     return
-                if not self._store(slot, missing):
+                if not self._store(slot, missing, self._read(missing)):
                     slot.is_refusing = True
                     slot.prune()
                     return
                 num_blocks -= 1
             del slot.unstored[node]
 
-    def _store(self, slot: TierSlot, node: BlockNode) -> bool:
+    def _read(self, node: BlockNode) -> memoryview:
         assert self._images is not None
+        assert node.device_block_id is not None, "a block is stored from the device"
+        return self._images.read(node.device_block_id)
+
+    def _can_follow(self, slot: TierSlot, node: BlockNode) -> bool:
+        """What lies before it in its chain is in the tier."""
+        assert node.parent is not None
+        return node.parent is self._tree.root or slot.copy_of(node.parent) is not None
+
+    def _store(self, slot: TierSlot, node: BlockNode, image: memoryview) -> bool:
         assert node.parent is not None
         assert node.device_block_id is not None, "a block is stored from the device"
         assert not node.is_transient, "a transient block would leave memory"
         record = BlockRecord(node.block_hash, node.parent.block_hash, node.position, node.packed_ids, node.extra)
-        image = self._images.read(node.device_block_id)
         is_pinned = bool(node.pinned_by)
         copy = slot.tier.store(record, slot.copy_of(node.parent), image, lambda: node.owners, is_pinned)
         if copy is None:

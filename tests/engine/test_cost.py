@@ -44,7 +44,7 @@ def test_matching_32_000_tokens_takes_at_most_5_ms() -> None:
 
     def match() -> None:
         again = prepare_prompt(hasher, request)
-        sequence = SequenceState(ActiveRequest(request, again, 1), 0, block_hashes=list(again.block_hashes))
+        sequence = SequenceState(ActiveRequest(request, again, 1, 100_000), 0, block_hashes=list(again.block_hashes))
         assert len(kv.longest_hit(sequence).device) == 2000
 
     assert best_s(match) <= 0.005, "hashes included"

@@ -179,7 +179,7 @@ def test_e2_cancel_frees_everything_at_once_in_every_state(state: str, n: int) -
     else:
         h.add("a", prompt(100), LONG, n=n)
         target = "a"
-    sequences = h.engine._active[target].sequences
+    sequences = h.engine._active.by_id[target].sequences
     if state == "prefill":
         h.step()
         h.step()

@@ -137,7 +137,7 @@ def test_enter_during_the_load_of_the_opened_chat_waits_for_it() -> None:
     disk.jobs[0].deliver(2)
     h.add("enter", prompt(110), ONE)
     h.step()
-    assert h.engine._active["enter"].sequences[0].status is RequestStatus.WAITING
+    assert h.engine._active.by_id["enter"].sequences[0].status is RequestStatus.WAITING
     disk.jobs[0].deliver(4)
     h.run()
     assert by_tier(h.answers["enter", 0]) == {"device": 96}

@@ -93,7 +93,7 @@ class TierFuzz(Fuzz):
         for request in self.requests.values():
             if request.owner == owner:
                 self.seen["ended by forgetting"] += 1
-        assert not any(active.request.owner == owner for active in self.engine._active.values())
+        assert not any(active.request.owner == owner for active in self.engine._active.by_id.values())
 
     def _new_request(self) -> GenerationRequest:
         random = self.random
