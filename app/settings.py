@@ -26,7 +26,12 @@ class Settings(BaseSettings):
 
     model: str = DEFAULT_MODEL
     """Model that the service loads when none was used before."""
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: a GPU if one can be used, and else the CPU; `chatkv status` says which and why."""
+    gpu: int | None = Field(None, ge=0)
+    """Index of the GPU; default: the one with most free memory."""
+    gpu_reserve_bytes: ByteSize | None = None
+    """What stays free on the GPU for other programs; default max(600 MiB, 6 %), or 256 MiB where no screen is drawn."""
     host: str = "127.0.0.1"
     """Address of the TCP socket; only loopback addresses are accepted."""
     port: int = Field(8321, ge=0, le=65535)
@@ -44,15 +49,17 @@ class Settings(BaseSettings):
     context_tokens: int = Field(8192, ge=64)
     """Longest conversation, if the model allows it."""
     kv_bytes: ByteSize | None = Field(None, ge=1)
-    """Size of the device pool; default min(25 % of RAM, 4 GiB) on the CPU, at least one context. Sizes are bytes, or
-    text such as "20GiB"."""
+    """Size of the device pool; default what is left on a GPU, min(25 % of RAM, 4 GiB) on the CPU, at least one context.
+    Sizes are bytes, or text such as "20GiB"."""
     kv_disk_bytes: ByteSize | None = None
     """What the disk store may take, everything counted; default min(25 % of free disk space, 50 GiB), fixed at the
     first start. 0: nothing of a conversation's state is kept on disk, and what was kept is removed."""
     kv_host_bytes: ByteSize | None = None
-    """RAM for blocks that leave the device; default none on the CPU, whose pool is RAM itself."""
-    kv_dtype: Literal["auto", "int8"] = "auto"
-    """int8 takes little more than half of the memory and disk per token, at a small cost in quality."""
+    """RAM for blocks that leave the device; default min(25 % of RAM, 16 GiB) on a GPU, none on the CPU, whose pool is
+    RAM itself."""
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """int8 takes little more than half of the memory and disk per token, at a small cost in quality; fp8 takes as much,
+    on a GPU only."""
     kv_encryption: bool = False
     """Encrypt the disk store; its key is a file beside the service's other keys."""
     idle_unload_s: float = Field(3600.0, ge=0)

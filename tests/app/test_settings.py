@@ -44,6 +44,8 @@ def test_an_empty_variable_is_not_set(paths: Paths, monkeypatch: pytest.MonkeyPa
         ("port = 70000", "port"),
         ('tcp = "perhaps"', "tcp"),
         ('device = "gpu"', "device"),
+        ("gpu = -1", "gpu"),
+        ('gpu_reserve_bytes = "some"', "gpu_reserve_bytes': not a size"),
         ("context_tokens = 1", "conte"),
         ("kv_disk_bytes = 4096", "kv_disk_bytes': must be 0 (off) or at least 16 MiB"),
         ('kv_disk_bytes = "much"', 'kv_disk_bytes\': not a size: write a number of bytes, or text such as "20GiB"'),

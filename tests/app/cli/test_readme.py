@@ -13,7 +13,7 @@ from chatkv.app.cli.command import app
 from chatkv.app.settings import Settings
 
 README = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
-FOR_DEVELOPERS = {"check_integrity", "device"}
+FOR_DEVELOPERS = {"check_integrity"}
 
 
 def _section(title: str) -> str:
