@@ -84,9 +84,13 @@ def _patch_arithmetic() -> None:
 
     def binary(self: Any, left: Any, right: Any, operation: Any) -> Any:
         if not is_kept_as_bits(left.dtype):
-            return shipped_binary(self, left, right, operation)
+            result = shipped_binary(self, left, right, operation).data
+            # As shipped, what a comparison gives is said to be of its operands' dtype, and no mask once it is spread.
+            return TensorHandle(result, tl.int1 if result.dtype == np.bool_ else left.dtype.scalar)
         result = operation(to_numbers(left.data, left.dtype), to_numbers(right.data, right.dtype))
-        return TensorHandle(result if result.dtype == np.bool_ else to_bits(result, left.dtype), left.dtype.scalar)
+        if result.dtype == np.bool_:
+            return TensorHandle(result, tl.int1)
+        return TensorHandle(to_bits(result, left.dtype), left.dtype.scalar)
 
     def unary(self: Any, operand: Any, operation: Any) -> Any:
         if not is_kept_as_bits(operand.dtype):

@@ -49,6 +49,14 @@ def cast_kernel(x_ptr, out_ptr, back_ptr, num_columns, dtype: tl.constexpr, widt
 
 
 @triton.jit
+def spread_mask_kernel(x_ptr, out_ptr, width: tl.constexpr):
+    places = tl.arange(0, width)
+    first = tl.load(x_ptr)
+    is_wanted = (places < 5) & (first > 0)
+    tl.store(out_ptr + places, 1.0, mask=is_wanted)
+
+
+@triton.jit
 def copy_kernel(x_ptr, out_ptr, num_columns, shift: tl.constexpr, is_masked: tl.constexpr, width: tl.constexpr):
     columns = tl.program_id(0) * width + tl.arange(0, width)
     is_inside = columns < num_columns
@@ -148,6 +156,14 @@ def test_casts_to_bfloat16_round_to_even_and_keep_nan() -> None:
     cast_kernel[(1,)](x, out, back, len(x), dtype=tl.bfloat16, width=512)
     torch.testing.assert_close(out, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(back, x.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64, torch.bfloat16])
+def test_a_mask_may_come_from_a_scalar_of_any_dtype(kind: torch.dtype, first: int) -> None:
+    out = torch.zeros(8)
+    spread_mask_kernel[(1,)](torch.tensor([first], dtype=kind), out, 8)
+    assert out.sum() == 5 * first
 
 
 def test_a_launch_in_bounds_passes() -> None:
