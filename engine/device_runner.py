@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +15,13 @@ from chatkv.kernels.triton.graphs import DecodeGraphs
 from chatkv.kernels.triton.stream import Mark, host_tensor
 from chatkv.kernels.triton.transfer import zero_blocks
 
-from .batch import Batch, BatchResult, SampleSpec
+from .batch import Batch, BatchResult
 from .config import BLOCK_SIZE
 from .device_images import DeviceImages
+from .device_sampler import DeviceSampler, DrawnToken
 from .models.decoder import Decoder
+from .sample_plan import SamplePlan
 from .step_rows import are_finite, last_rows, new_blocks, sequence_result, step_rows
-from .step_sampler import DrawnTokens, StepSampler
 
 WARM_UP_ROWS = (1, 2, 16, 64)
 """Rows of the chunks that are run once before there are requests: kernels differ in how many rows they take."""
@@ -32,17 +34,18 @@ class DeviceRunner:
         self,
         model: Decoder,
         num_blocks: int,
-        sampler: StepSampler,
+        num_tokens: int,
         max_context_tokens: int,
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """model: on Triton's kernels. Without `warm_up` the first steps compile, and none is captured."""
+        """model: on Triton's kernels. num_tokens: ids from there on are padding of the head, and never drawn.
+        Without `warm_up` the first steps compile, and none is captured."""
         executor = model.executor
         assert isinstance(executor, TritonExecutor), f"{executor.description} is not a device of its own"
         self.model = model
         self._executor = executor
         self._stream = executor.stream
-        self._sampler = sampler
+        self._sampler = DeviceSampler(num_tokens, executor.device)
         self._eos_ids = eos_ids
         executor.ensure_positions(max_context_tokens)
         with self._stream.active():
@@ -98,19 +101,13 @@ class DeviceRunner:
         if self._graphs.suits(rows):
             graph, blocks = self._graphs.pack(rows, new_blocks(rows.slots), num_pending)
             self._wipe(blocks)
-            logits, is_row_finite = self._graphs.run(graph)
-            logits_rows: Sequence[int] = selected
+            outputs = self._graphs.run(graph)
+            drawn = self._draw(batch, outputs.logits, selected)
         else:
-            logits, is_row_finite = self._forward_eagerly(rows, num_pending)
-            logits_rows = range(len(selected))
-        drawn, flags = None, [is_row_finite[: batch.num_tokens]]
-        spec_rows = _spec_rows(batch, logits_rows)
-        if spec_rows:
-            chosen = self._rows_of(logits, spec_rows)
-            # Not finite numbers are among the largest; those that are not numbers spread.
-            flags.append(torch.linalg.vector_norm(chosen, float("inf"), dim=-1).isfinite())
-            drawn = self._draw(chosen, [spec for sequence in batch.sequences for spec in sequence.samples])
-        return PendingStep(batch, drawn, self._fetch(torch.cat(flags)), self._stream.mark())
+            outputs = self._forward_eagerly(rows, num_pending)
+            drawn = self._draw(batch, outputs.logits, range(len(selected)))
+        is_row_finite = self._fetch(outputs.is_finite[: batch.num_tokens])
+        return PendingStep(batch, is_row_finite, drawn, self._stream.mark())
 
     def _forward_eagerly(self, rows: StepRows, num_pending: int = 0) -> StepOutputs:
         inputs = self._executor.packer.pack(rows, new_blocks(rows.slots), num_pending)
@@ -121,34 +118,44 @@ class DeviceRunner:
         if len(block_ids):
             zero_blocks(self.pool, block_ids)
 
-    def _rows_of(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
-        if list(rows) == list(range(len(rows))):
-            return logits[: len(rows)]
-        indices = host_tensor(len(rows), torch.int64, self.pool.device)
-        indices.numpy()[:] = rows
-        return logits.index_select(0, indices.to(self.pool.device, non_blocking=True))
-
-    def _draw(self, logits: Tensor, specs: Sequence[SampleSpec]) -> DrawnTokens:
-        drawn = self._sampler.launch(logits, specs, self._eos_ids)
+    def _draw(self, batch: Batch, logits: Tensor, logits_rows: Sequence[int]) -> DrawnTokens | None:
+        """logits_rows: one for each sequence that is sampled; several tokens may be drawn from it."""
+        sampled = [sequence for sequence in batch.sequences if sequence.samples]
+        if not sampled:
+            return None
+        specs = [spec for sequence in sampled for spec in sequence.samples]
+        rows = [row for sequence, row in zip(sampled, logits_rows, strict=True) for _ in sequence.samples]
+        plan = self._sampler.prepare(specs, self._eos_ids, rows)
+        drawn = self._sampler.launch(logits, plan)
         self._executor.sampled_ids[: len(specs)].copy_(drawn.token_ids)
         self._num_pending = len(specs)
-        return drawn
+        return DrawnTokens(self._sampler, plan, self._fetch(drawn.packed))
 
-    def _fetch(self, flags: Tensor) -> Tensor:
+    def _fetch(self, numbers: Tensor) -> Tensor:
         """On its way to the host."""
-        fetched = host_tensor(len(flags), torch.bool, self.pool.device)
-        return fetched.copy_(flags, non_blocking=True)
+        fetched = host_tensor(len(numbers), numbers.dtype, self.pool.device)
+        return fetched.copy_(numbers, non_blocking=True)
+
+
+class DrawnTokens(NamedTuple):
+    """What a step draws; `packed` is on the host once the step is over."""
+
+    sampler: DeviceSampler
+    plan: SamplePlan
+    packed: Tensor
+
+    def read(self) -> list[DrawnToken]:
+        return self.sampler.read(self.packed, self.plan)
 
 
 class PendingStep:
     """Implements `PendingResult`."""
 
-    def __init__(self, batch: Batch, drawn: DrawnTokens | None, are_finite: Tensor | None, mark: Mark) -> None:
-        """are_finite: bool, on the host once the mark is reached: a flag for each row, then one for the logits of each
-        sample."""
+    def __init__(self, batch: Batch, is_row_finite: Tensor | None, drawn: DrawnTokens | None, mark: Mark) -> None:
+        """is_row_finite: bool [num_tokens], on the host once the mark is reached, as what is drawn."""
         self._batch = batch
+        self._is_row_finite = is_row_finite
         self._drawn = drawn
-        self._are_finite = are_finite
         self._mark = mark
 
     def is_ready(self) -> bool:
@@ -159,26 +166,17 @@ class PendingStep:
 
     def wait(self) -> BatchResult:
         self._mark.wait()
-        if self._are_finite is None:
+        if self._is_row_finite is None:
             return BatchResult()
-        flags = self._are_finite.numpy()
-        batch, num_rows = self._batch, self._batch.num_tokens
-        sequences = zip(batch.sequences, are_finite(batch, flags[:num_rows]), strict=True)
-        are_samples_finite = iter(flags[num_rows:].tolist())
-        samples = iter(self._drawn.results() if self._drawn else ())
+        tokens = iter(self._drawn.read() if self._drawn else ())
         results = []
+        sequences = zip(self._batch.sequences, are_finite(self._batch, self._is_row_finite.numpy()), strict=True)
         for sequence, ok in sequences:
             # In step with the sequences, also those that have failed.
-            own_flags = [next(are_samples_finite) for _ in sequence.samples]
-            own_samples = [next(samples) for _ in sequence.samples]
-            results.append(sequence_result(sequence, ok and all(own_flags), iter(own_samples)))
+            own = [next(tokens) for _ in sequence.samples]
+            ok &= all(token.is_finite for token in own)
+            results.append(sequence_result(sequence, ok, ((token.token_id, token.logprob) for token in own)))
         return BatchResult(tuple(results))
-
-
-def _spec_rows(batch: Batch, logits_rows: Sequence[int]) -> list[int]:
-    """For each specification its row of logits; `logits_rows`: one for each sequence that is sampled."""
-    sampled = [sequence for sequence in batch.sequences if sequence.samples]
-    return [row for sequence, row in zip(sampled, logits_rows, strict=True) for _ in sequence.samples]
 
 
 def _idle_chunk(num_rows: int) -> StepRows:
