@@ -57,12 +57,20 @@ class DeviceImages:
         return StartedCopy(self._out, slots, self._out.stream.mark())
 
     def start_write(self, block_ids: Sequence[int], images: Sequence[memoryview]) -> StartedCopy:
-        slots = self._in.take(len(block_ids))
-        for slot, image in zip(slots, images, strict=True):
+        direct: dict[int, Tensor] = {}
+        if not self._in.is_gathering:
+            locked = ((block_id, _page_locked(image)) for block_id, image in zip(block_ids, images, strict=True))
+            direct = {block_id: memory for block_id, memory in locked if memory is not None}
+        staged = [pair for pair in zip(block_ids, images, strict=True) if pair[0] not in direct]
+        slots = self._in.take(len(staged))
+        for slot, (_, image) in zip(slots, staged, strict=True):
             self._in.rows[slot] = np.frombuffer(image, np.uint8, self.image_bytes)
+        staged_ids = [block_id for block_id, _ in staged]
         with self._in.stream.active():
+            for block_id, memory in direct.items():
+                self._pool[block_id].copy_(memory, non_blocking=True)
             for piece in self._in.pieces(len(slots)):
-                self._in.bring(block_ids[piece], slots[piece])
+                self._in.bring(staged_ids[piece], slots[piece])
         return StartedCopy(self._in, slots, self._in.stream.mark())
 
 
@@ -84,11 +92,15 @@ class _Direction:
                 self._gathered = torch.empty(num_gathered, image_bytes, dtype=torch.uint8, device=pool.device)
 
     @property
+    def is_gathering(self) -> bool:
+        return self._gathered is not None
+
+    @property
     def num_free(self) -> int:
         return len(self._free_slots)
 
     def take(self, num_slots: int) -> list[int]:
-        assert 0 < num_slots <= self.num_free, f"{num_slots} images, and room for {self.num_free}"
+        assert num_slots <= self.num_free, f"{num_slots} images, and room for {self.num_free}"
         slots = sorted(self._free_slots)[:num_slots]
         self._free_slots.difference_update(slots)
         return slots
@@ -121,12 +133,20 @@ class _Direction:
         gathered = self._gathered[: len(slots)]
         for start, stop in _runs(slots):
             gathered[start:stop].copy_(self._slab[slots[start] : slots[stop - 1] + 1], non_blocking=True)
-        scatter_blocks(gathered, self._on_device(block_ids), self._pool)
+        scatter_blocks(self._pool, self._on_device(block_ids), gathered)
 
     def _on_device(self, block_ids: Sequence[int]) -> Tensor:
         ids = host_tensor(len(block_ids), torch.int32, self._pool.device)
         ids.numpy()[:] = block_ids
         return ids.to(self._pool.device, non_blocking=True)
+
+
+def _page_locked(image: memoryview) -> Tensor | None:
+    """The image, if the device can read it where it lies."""
+    if image.readonly:
+        return None
+    memory = torch.frombuffer(image, dtype=torch.uint8)
+    return memory if memory.is_pinned() else None
 
 
 def _runs(slots: Sequence[int]) -> list[tuple[int, int]]:
