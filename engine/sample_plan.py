@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from chatkv.kernels.sampling_reference import noise
+from chatkv.kernels.triton.draw_settings import DrawSettings, farthest_rank, scale_of
 from chatkv.kernels.triton.logit_changes import LogitChanges
-from chatkv.kernels.triton.sampling import DrawSettings, farthest_rank, scale_of
 
 from .batch import SampleSpec
 from .host_pack import send
@@ -97,7 +97,7 @@ class SamplePlanner:
             factors[row] = np.float32(scale_of(sampling.temperature)), top_p, uniform
         wanted = [row for row, spec in enumerate(specs) if spec.sampling.num_logprobs is not None]
         num_top = max((specs[row].sampling.num_logprobs or 0 for row in wanted), default=0)
-        sent = send(
+        numbers_sent, factors_sent, masks_sent, drawn_rows, logprob_logit_rows, *changes_sent = send(
             [
                 numbers,
                 factors,
@@ -111,15 +111,17 @@ class SamplePlanner:
         return SamplePlan(
             specs=tuple(specs),
             settings=DrawSettings(
-                *sent[:3],
+                numbers_sent,
+                factors_sent,
+                masks_sent,
                 has_top_k=bool((numbers[:, 3] > 0).any()),
                 has_top_p=bool((factors[:, 1] < 1.0).any()),
-                has_min_p=any(spec.sampling.min_p > 0.0 for spec in specs),
+                has_min_p=bool((numbers[:, 4] < farthest_rank(0.0)).any()),
             ),
-            changes=LogitChanges(*sent[5:]) if changes.logit_rows else None,
+            changes=LogitChanges(*changes_sent) if changes.logit_rows else None,
             logprob_rows=tuple(wanted),
-            logprob_drawn_rows=sent[3],
-            logprob_logit_rows=sent[4],
+            logprob_drawn_rows=drawn_rows,
+            logprob_logit_rows=logprob_logit_rows,
             results=ResultLayout(len(specs), len(wanted), min(num_top, self._vocab_size)),
         )
 

@@ -131,7 +131,9 @@ def raw_logprobs(
     """
     (num_rows, num_top), device = top_ids.shape, logits.device
     assert num_top <= min(MAX_NUM_TOP, vocab_size), f"{num_top} best of {vocab_size} ids, {MAX_NUM_TOP} at most"
-    assert top_ids.is_contiguous() and top_logprobs.is_contiguous() and logits.stride(1) == 1
+    assert top_ids.is_contiguous()
+    assert top_logprobs.is_contiguous()
+    assert logits.stride(1) == 1, "a row's logits lie together"
     assert logit_rows.dtype == drawn_rows.dtype == torch.int64
     num_tiles = ceil_div(vocab_size, tile)
     width = next_power_of_two(num_tiles)

@@ -12,15 +12,13 @@ How near it comes to float64. With s = (logit - best) / temperature, float32 get
 exp2 adds 5, fixed point 2. Weighted by exp(s), the mean of |s| is below ln(vocabulary) < 13 (see engine/quick_draw.py),
 so sums of masses are off by at most 13 * 3 + 7 = 46 roundings of the whole, and a share of the total by twice that:
 `BORDER_ROUNDINGS`. A changed logit was rounded once to float32: that makes its weight wrong by |logit| / temperature
-roundings more. Where the pick, top-p's border or min-p's lies nearer than that to a border between ids, the id next to it
-may be drawn; and top-k takes ids for equally likely (the lower id stays) whose s differ by less than these roundings of
-|s|, or by 2^-25.
+roundings more. Where the pick, top-p's border or min-p's lies nearer than that to a border between ids, the id next
+to it may be drawn; and top-k takes ids for equally likely (the lower id stays) whose s differ by less than these
+roundings of |s|, or by 2^-25.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,26 +26,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .draw_settings import DrawSettings
 from .runtime import ceil_div, next_power_of_two
-from .sampling_filters import (
-    BY_COUNT,
-    BY_MASS,
-    EITHER,
-    NUM_BORDERS,
-    NUM_DIGITS,
-    NUM_LEVELS,
-    count_kernel,
-    keep_kernel,
-    load_border,
-    narrow_kernel,
-)
+from .sampling_filters import NUM_BORDERS, find_borders, keep_kernel, load_border
 from .sampling_rows import (
     LOGIT_ROW,
     MASK_ROW,
     NO_BORDER,
     NUM_FACTORS,
     NUM_NUMBERS,
-    RANKS_OF_HALVING,
     SCALE,
     UNIFORM,
     ban,
@@ -62,38 +49,8 @@ from .sampling_rows import (
 BORDER_ROUNDINGS = 92
 """Of 2^-24: how near to a border of shares float32 may decide otherwise than float64."""
 TILE = 2048
-_MAX_SCALE = 2.0**126
-_TILE_WARPS = 4
-_NARROW_WARPS = 8
+_TILE_WARPS = 8
 _PICK_WARPS = 8
-
-
-@dataclass(frozen=True)
-class DrawSettings:
-    """What each of R tokens is drawn with; tensors on the device (engine/device_sampler.py makes them)."""
-
-    numbers: Tensor
-    """int32 [R, 5]: row of the logits, row of the changed logits or -1, row of the masks or -1, top-k, rank of min-p."""
-    factors: Tensor
-    """float64 [R, 3]: log2(e) / temperature (float32 precision, 0: greedy), top-p, a uniform number in [0, 1)."""
-    masks: Tensor
-    """int32 [any, ceil(vocab_size / 32)]: bit id % 32 of word id // 32 is 1 where the id may be drawn."""
-    has_top_k: bool
-    """Some row has it."""
-    has_top_p: bool
-    has_min_p: bool
-
-
-def scale_of(temperature: float) -> float:
-    """The factor of a row; 0 for greedy."""
-    return 0.0 if temperature == 0.0 else min(math.log2(math.e) / temperature, _MAX_SCALE)
-
-
-def farthest_rank(min_p: float) -> int:
-    """The greatest rank of an id that is at least `min_p` times as likely as the best."""
-    if min_p <= 0.0:
-        return NO_BORDER.value
-    return min(int(-math.log2(min_p) * RANKS_OF_HALVING.value), NO_BORDER.value)
 
 
 @triton.jit
@@ -168,10 +125,9 @@ def pick_kernel(
     best, mask_row, start = row_best(bests, numbers, row, vocab_size, NUM_TILES, TILE)
     tile_bests = tl.load(bests + start + tiles, mask=is_tile, other=float("-inf"))
     scale = tl.load(factors + row * NUM_FACTORS + SCALE).to(tl.float32)
-    if scale == 0.0:
-        candidates = tl.load(best_ids + start + tiles, mask=is_tile, other=vocab_size)
-        token_id = tl.min(tl.where(tile_bests == best, candidates, vocab_size), axis=0)
-    else:
+    tile_best_ids = tl.load(best_ids + start + tiles, mask=is_tile, other=vocab_size)
+    token_id = tl.min(tl.where(tile_bests == best, tile_best_ids, vocab_size), axis=0)
+    if scale > 0.0:
         border, num_at_border, farthest = load_border(borders, numbers, factors, row)
         tile_mass = tl.load(tile_masses + start + tiles, mask=is_tile, other=0)
         num_kept = tl.full([NUM_TILES], 0, tl.int64)
@@ -206,8 +162,10 @@ def pick_kernel(
         mass = tl.where(is_kept, masses(distances(values, tile_best, scale)), 0)
         # What rounding put beyond the tile's end is its last id.
         wanted = tl.minimum(wanted, tl.sum(mass, axis=0) - 1)
-        token_id = tl.min(tl.where(tl.cumsum(mass, axis=0) > wanted, ids, vocab_size), axis=0)
-    # A row that is refused may have no id at all.
+        is_reached = (tl.cumsum(mass, axis=0) > wanted) & (mass > 0)
+        picked_id = tl.min(tl.where(is_reached, ids, vocab_size), axis=0)
+        token_id = tl.where(picked_id < vocab_size, picked_id, token_id)
+    # A row that is refused may have no best.
     tl.store(token_ids + row, tl.where(token_id < vocab_size, token_id, 0))
     finite = tl.load(tiles_finite + row * NUM_TILES + tiles, mask=is_tile, other=1)
     tl.store(are_finite + row, tl.min(finite, axis=0))
@@ -229,15 +187,17 @@ def draw_tokens(
     penalties and biases applied. tile: ids a program, a power of two. Nothing waits for the device.
     """
     assert logits.dtype == changed.dtype == torch.float32
-    assert logits.ndim == 2 and logits.stride(1) == 1 and logits.shape[1] >= vocab_size, "a row's logits lie together"
-    assert changed.is_contiguous() and changed.shape[1:] == (vocab_size,)
-    assert settings.numbers.dtype == settings.masks.dtype == torch.int32 and settings.factors.dtype == torch.float64
-    assert token_ids.dtype == are_finite.dtype == torch.int32
+    assert logits.stride(1) == 1, "a row's logits lie together"
+    assert logits.shape[1] >= vocab_size
+    assert changed.is_contiguous()
+    assert changed.shape[1] == vocab_size
+    assert settings.factors.dtype == torch.float64
+    assert settings.numbers.dtype == settings.masks.dtype == token_ids.dtype == are_finite.dtype == torch.int32
     num_rows, num_tiles = len(settings.numbers), ceil_div(vocab_size, tile)
     width, device = next_power_of_two(num_tiles), logits.device
     cut: dict[str, Any] = {"NUM_TILES": width, "TILE": tile}
-    rows = (logits, logits.stride(0), changed, settings.masks, settings.masks.shape[1])
-    rows = (*rows, settings.numbers, settings.factors)
+    masked = (settings.masks, settings.masks.shape[1])
+    rows = (logits, logits.stride(0), changed, *masked, settings.numbers, settings.factors)
     bests = torch.empty((num_rows, 2, width), dtype=torch.float32, device=device)
     best_ids = torch.empty((num_rows, 2, width), dtype=torch.int32, device=device)
     tile_masses = torch.empty((num_rows, 2, width), dtype=torch.int64, device=device)
@@ -249,7 +209,7 @@ def draw_tokens(
     borders = torch.empty((num_rows, NUM_BORDERS.value), dtype=torch.int64, device=device)
     border_counts, border_masses = tiles_finite, tile_masses
     if settings.has_top_k or settings.has_top_p:
-        _find_borders(rows, bests, borders, settings, vocab_size, tile_grid, cut)
+        find_borders(rows, bests, borders, settings, vocab_size, tile_grid, cut)
     if settings.has_top_k or settings.has_top_p or settings.has_min_p:
         border_counts = torch.empty((num_rows, width), dtype=torch.int32, device=device)
         border_masses = torch.empty((num_rows, width), dtype=torch.int64, device=device)
@@ -273,55 +233,3 @@ def draw_tokens(
         **cut,
         num_warps=_PICK_WARPS,
     )
-
-
-def _find_borders(
-    rows: tuple[Any, ...],
-    bests: Tensor,
-    borders: Tensor,
-    settings: DrawSettings,
-    vocab_size: int,
-    grid: tuple[int, int],
-    cut: dict[str, Any],
-) -> None:
-    """Top-k's border, then top-p's in what that leaves. Both begin with the same counts of first digits."""
-    numbers, factors = settings.numbers, settings.factors
-    searches = [search for search, has in ((BY_COUNT, settings.has_top_k), (BY_MASS, settings.has_top_p)) if has]
-    num_histograms = 1 + len(searches) * (NUM_LEVELS - 1)
-    histograms = torch.zeros(
-        (num_histograms, len(numbers), 2, NUM_DIGITS), dtype=torch.int64, device=numbers.device
-    ).unbind()
-    count: Any = count_kernel
-    narrow: Any = narrow_kernel
-
-    def count_digits(histogram: Tensor, search: int, level: int) -> None:
-        count[grid](
-            *rows,
-            bests,
-            borders,
-            histogram,
-            vocab_size,
-            SEARCH=search,
-            LEVEL=level,
-            **cut,
-            NUM_DIGITS=NUM_DIGITS,
-            num_warps=_TILE_WARPS,
-        )
-
-    count_digits(histograms[0], EITHER, 0)
-    unused = iter(histograms[1:])
-    for search in searches:
-        for level in range(NUM_LEVELS):
-            histogram = histograms[0] if level == 0 else next(unused)
-            if level > 0:
-                count_digits(histogram, search, level)
-            narrow[(len(numbers),)](
-                numbers,
-                factors,
-                borders,
-                histogram,
-                SEARCH=search,
-                LEVEL=level,
-                NUM_DIGITS=NUM_DIGITS,
-                num_warps=_NARROW_WARPS,
-            )

@@ -8,9 +8,14 @@ integers, added atomically in any order with one result.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from .draw_settings import DrawSettings
 from .sampling_rows import (
     FARTHEST_KEPT,
     NO_BORDER,
@@ -32,6 +37,9 @@ DIGIT_BITS = tl.constexpr(10)
 LAST_DIGIT = tl.constexpr(2**10 - 1)
 NUM_DIGITS = 2048
 """Of the first level, which has 11 bits; the others use half of them."""
+
+_TILE_WARPS = 8
+_NARROW_WARPS = 8
 
 # What is searched:
 EITHER = 0
@@ -208,3 +216,55 @@ def keep_kernel(
         tl.store(tile_masses + start + tile, tl.sum(tl.where(is_kept & (rank < border), mass, 0), axis=0))
         tl.store(border_counts + row * NUM_TILES + tile, tl.sum(is_at_border.to(tl.int32), axis=0))
         tl.store(border_masses + row * NUM_TILES + tile, tl.sum(tl.where(is_at_border, mass, 0), axis=0))
+
+
+def find_borders(
+    rows: tuple[Any, ...],
+    bests: Tensor,
+    borders: Tensor,
+    settings: DrawSettings,
+    vocab_size: int,
+    grid: tuple[int, int],
+    cut: dict[str, Any],
+) -> None:
+    """Top-k's border, then top-p's in what that leaves. Both begin with the same counts of first digits."""
+    numbers, factors = settings.numbers, settings.factors
+    searches = [search for search, has in ((BY_COUNT, settings.has_top_k), (BY_MASS, settings.has_top_p)) if has]
+    num_histograms = 1 + len(searches) * (NUM_LEVELS - 1)
+    histograms = torch.zeros(
+        (num_histograms, len(numbers), 2, NUM_DIGITS), dtype=torch.int64, device=numbers.device
+    ).unbind()
+    count: Any = count_kernel
+    narrow: Any = narrow_kernel
+
+    def count_digits(histogram: Tensor, search: int, level: int) -> None:
+        count[grid](
+            *rows,
+            bests,
+            borders,
+            histogram,
+            vocab_size,
+            SEARCH=search,
+            LEVEL=level,
+            **cut,
+            NUM_DIGITS=NUM_DIGITS,
+            num_warps=_TILE_WARPS,
+        )
+
+    count_digits(histograms[0], EITHER, 0)
+    unused = iter(histograms[1:])
+    for search in searches:
+        for level in range(NUM_LEVELS):
+            histogram = histograms[0] if level == 0 else next(unused)
+            if level > 0:
+                count_digits(histogram, search, level)
+            narrow[(len(numbers),)](
+                numbers,
+                factors,
+                borders,
+                histogram,
+                SEARCH=search,
+                LEVEL=level,
+                NUM_DIGITS=NUM_DIGITS,
+                num_warps=_NARROW_WARPS,
+            )
