@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 from random import Random
 
 import numpy as np
@@ -17,6 +16,7 @@ from chatkv.kernels.triton.draw_settings import DrawSettings, farthest_rank, sca
 from chatkv.kernels.triton.logit_changes import LogitChanges, change_logits
 from chatkv.kernels.triton.logprobs import raw_logprobs
 from chatkv.kernels.triton.sampling import BORDER_ROUNDINGS, draw_tokens
+from tests.kernels.triton import near_draws
 
 BOUND = BORDER_ROUNDINGS * 2.0**-24
 
@@ -70,31 +70,22 @@ def run(
     return token_ids.tolist(), are_finite.tolist()
 
 
+def banned(row: Tensor, draw: Draw) -> Tensor:
+    if draw.allowed is None:
+        return row.double()
+    return reference.bias_and_ban(row.double(), {}, frozenset(range(len(row))) - draw.allowed)
+
+
+def filters_of(draw: Draw) -> tuple[float, int, float, float, float]:
+    return draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.uniform
+
+
 def by_reference(row: Tensor, draw: Draw) -> int:
-    logits = row.double()
-    if draw.allowed is not None:
-        logits = reference.bias_and_ban(logits, {}, frozenset(range(len(row))) - draw.allowed)
-    probabilities = reference.distribution(logits, draw.temperature, draw.top_k, draw.top_p, draw.min_p)
-    return reference.pick(probabilities, draw.uniform)
+    return near_draws.draw(banned(row, draw), *filters_of(draw))
 
 
 def is_allowed(row: Tensor, draw: Draw, token_id: int) -> bool:
-    """The specification draws it, or would within the bound."""
-    if by_reference(row, draw) == token_id:
-        return True
-    shifts = (-BOUND, 0.0, BOUND)
-    for pick, share, likely in product(
-        shifts, shifts if draw.top_p < 1.0 else (0.0,), shifts if draw.min_p else (0.0,)
-    ):
-        near = replace(
-            draw,
-            uniform=min(max(draw.uniform + pick, 0.0), 1.0 - 2.0**-53),
-            top_p=min(max(draw.top_p + share, 2.0**-53), 1.0),
-            min_p=draw.min_p * (1.0 + likely),
-        )
-        if by_reference(row, near) == token_id:
-            return True
-    return False
+    return near_draws.may_draw(token_id, banned(row, draw), *filters_of(draw), bound=BOUND)
 
 
 def random_draw(random: Random, vocab_size: int) -> Draw:
