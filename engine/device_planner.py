@@ -206,6 +206,11 @@ def allocate_pool(
         num_blocks = max(least, plan.num_blocks * 7 // 8)
 
 
+def loading_failed(plan: DevicePlan, free_bytes: int) -> PoolTooSmallError:
+    """The weights themselves found no room: another program took memory after the plan was made."""
+    return PoolTooSmallError(device_words.taken_while_loading(plan, free_bytes))
+
+
 def default_reserve_bytes(card: Card) -> int:
     """What stays free for others: more where a desktop draws, or may draw, on the card."""
     if card.has_display is False:

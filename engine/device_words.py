@@ -78,6 +78,14 @@ def taken_meanwhile(plan: DevicePlan) -> str:
     )
 
 
+def taken_while_loading(plan: DevicePlan, free_bytes: int) -> str:
+    return (
+        f"Another program took memory of {plan.card.name} while the model was loaded: of {size(plan.card.free_bytes)} "
+        f"that were free, {size(free_bytes)} are now, and the weights alone take {size(plan.weight_bytes)}. Close that "
+        f"program (nvidia-smi lists who holds what)."
+    )
+
+
 def size(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.0f} MiB"
 

@@ -75,6 +75,7 @@ class System:
     """CUDA_VISIBLE_DEVICES."""
     c_compiler: str | None = None
     has_python_headers: bool = False
+    has_triton: bool = True
     assembler_cuda: Version | None = None
     """CUDA version of the assembler that Triton uses for compute capability 9.0 and up."""
 
@@ -102,6 +103,7 @@ def read_system(run: RunCommand | None = None) -> System:
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         c_compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         has_python_headers=(Path(sysconfig.get_paths(_header_scheme())["include"]) / "Python.h").is_file(),
+        has_triton=importlib.util.find_spec("triton") is not None,
         assembler_cuda=_assembler_cuda(run or _run),
     )
 

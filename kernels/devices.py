@@ -43,6 +43,8 @@ class DeviceChoice:
     """Why the CPU when "auto" was asked, or why this card of several; a sentence, or empty."""
     warning: str = ""
     """What may go wrong with it all the same; a sentence, or empty."""
+    is_surprising: bool = False
+    """There is a GPU, and yet it is the CPU."""
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -62,6 +64,7 @@ def choose_device(wanted: DeviceWish, gpu: int | None = None, system: System | N
             None,
             "It runs on the CPU: this torch is built for ROCm, on which chatkv's GPU kernels were compiled but never "
             'run. device = "cuda" tries them.',
+            is_surprising=bool(system.cards),
         )
     try:
         return _choose_card(system, gpu)
@@ -69,7 +72,14 @@ def choose_device(wanted: DeviceWish, gpu: int | None = None, system: System | N
         if wanted == "cuda":
             raise
         hint = f" {error.hint}" if system.has_nvidia_hardware else ""
-        return DeviceChoice(None, f"It runs on the CPU: {_lower(error.message)}{hint}")
+        return DeviceChoice(None, on_the_cpu(f"{error.message}{hint}"), is_surprising=system.has_nvidia_hardware)
+
+
+def on_the_cpu(reason: str) -> str:
+    """`reason`: sentences. Names and abbreviations keep their capitals after the colon."""
+    first, _, rest = reason.partition(" ")
+    first = first.lower() if first in {"Another", "No", "One", "The", "There", "This"} else first
+    return f"It runs on the CPU: {first} {rest}"
 
 
 def explain_launch_error(error: BaseException, card: Card, system: System | None = None) -> DeviceError | None:
@@ -146,6 +156,10 @@ def _check_system(system: System) -> None:
             "After an update of the driver the machine must be restarted; a container must be given the GPUs "
             "(docker run --gpus all). Compare with nvidia-smi.",
         )
+    if not system.has_triton:
+        raise DeviceError(
+            "Triton, which runs chatkv's GPU kernels, is not installed.", "Install it: pip install triton"
+        )
     if system.c_compiler is None:
         raise _no_compiler()
     if not system.has_python_headers:
@@ -202,9 +216,3 @@ def _listed(cards: tuple[Card, ...]) -> str:
 
 def _dotted(version: Version) -> str:
     return f"{version[0]}.{version[1]}"
-
-
-def _lower(sentence: str) -> str:
-    """As it goes on after a colon; names and abbreviations keep their capitals."""
-    first, _, rest = sentence.partition(" ")
-    return f"{first.lower()} {rest}" if first in {"No", "This", "The", "There"} else sentence

@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.engine.metrics import EngineStats
@@ -135,6 +135,21 @@ class TextSide(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """On what a model runs."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    card: str = ""
+    """The GPU's name."""
+    plan: str = ""
+    """What lies there, and what it costs: sentences."""
+    note: str = ""
+    """Why there, where that needs a word: sentences."""
+    notice: str = ""
+    """What a person should be told of it, unasked."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """One model in memory. `close` ends its engine thread and frees it."""
 
@@ -142,7 +157,9 @@ class LoadedModel:
     context_tokens: int
     """The smaller of the setting and what the model was trained for."""
     num_embd: int
-    device: str
+    place: ModelPlace
+    weight_format: str
+    """Of most of the weights that run; those of `installed` may be finer."""
     describe_kernels: Callable[[], str]
     """For people: which kernels run it, on how many threads."""
     set_num_threads: Callable[[int], None]
@@ -165,6 +182,10 @@ class LoadedModel:
     @property
     def name(self) -> str:
         return self.installed.name
+
+    @property
+    def device(self) -> str:
+        return self.place.device
 
     @property
     def kernels(self) -> str:

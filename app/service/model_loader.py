@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.paths import Paths
@@ -27,9 +27,13 @@ from .model_views import effective_context
 if TYPE_CHECKING:
     from chatkv.engine.block_hash import BlockHasher
     from chatkv.engine.kv_layout import KVLayout
+    from chatkv.engine.tiers.host_tier import HostTier
 
 log = logging.getLogger(__name__)
 _SAMPLING_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+HOST_SHARE = 0.25
+"""Of RAM, for blocks that leave a GPU."""
+HOST_LIMIT_BYTES = 16 << 30
 _SHARE_OF_IMPORT = 0.2
 """Importing torch is a noticeable part of a small model's start."""
 
@@ -58,13 +62,9 @@ def load_model(
     from chatkv.engine.config import EngineConfig
     from chatkv.engine.engine import Engine
     from chatkv.engine.engine_thread import EngineThread
-    from chatkv.engine.model_runner import ModelRunner
-    from chatkv.engine.models.native import load_model as load_weights
-    from chatkv.engine.planner import machine_memory_bytes, plan_pool
-    from chatkv.engine.sampler import Sampler
     from chatkv.engine.text.run_memory import RunMemory
-    from chatkv.kernels import KernelChoice
 
+    from .model_device import ModelPlacer
     from .model_text import ModelText
 
     kv_store.attaching = None
@@ -72,37 +72,32 @@ def load_model(
     num_threads = settings.threads or num_physical_cores()
     torch.set_num_threads(num_threads)
     text = ModelText(installed.path)
-    decoder = load_weights(
-        installed.path,
-        KernelChoice(cpu_kernels=settings.cpu_kernels, num_threads=num_threads),
-        on_progress=lambda share: on_progress(_SHARE_OF_IMPORT + (1 - _SHARE_OF_IMPORT) * share),
-        kv_dtype=settings.kv_dtype,
-    )
     context_tokens = effective_context(installed, settings)
-    plan = plan_pool(
-        decoder.layout,
-        context_tokens,
-        weight_bytes=decoder.weight_bytes,
-        memory_bytes=machine_memory_bytes(),
-        pool_bytes=settings.kv_bytes,
-    )
-    log.info("%s runs on %s. %s", installed.name, decoder.kernels, plan.explanation)
     eos_ids = text.tokenizer.eos_ids
-    # Rows of the head beyond the tokenizer's ids are padding.
-    num_tokens = min(decoder.config.vocab_size, text.vocab_size)
-    runner = ModelRunner(decoder, plan.num_blocks, Sampler(num_tokens), eos_ids)
+    placer = ModelPlacer(
+        installed,
+        settings,
+        context_tokens,
+        text.vocab_size,
+        eos_ids,
+        num_threads,
+        kernel_cache=paths.cache_dir / "triton",
+        on_progress=lambda share: on_progress(_SHARE_OF_IMPORT + (1 - _SHARE_OF_IMPORT) * share),
+    )
+    decoder, runner, num_blocks, place = placer.place()
+    log.info("%s runs on %s. %s %s", installed.name, decoder.kernels, place.plan, place.note)
     fingerprint = CacheFingerprint.from_facts(decoder.fingerprint_facts())
     store_key = read_or_make_store_key(paths.store_key_file)
     hasher = BlockHasher(store_key, fingerprint)
     text.memory = RunMemory(key=runs_key(store_key), kept=Runs(kv_store, fingerprint.digest))
     config = EngineConfig(
         max_context_tokens=context_tokens,
-        num_blocks=plan.num_blocks,
+        num_blocks=num_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_waiting=settings.max_num_waiting,
         check_integrity=settings.check_integrity,
     )
-    tiers = lower_tiers(kv_store, settings, fingerprint.digest, decoder.layout, installed)
+    tiers = lower_tiers(kv_store, settings, fingerprint.digest, decoder.layout, installed, place.device)
     constants_name = f"prefill {fingerprint.digest.hex()}"
     engine = Engine(
         config,
@@ -118,7 +113,8 @@ def load_model(
         installed=installed,
         context_tokens=engine.max_context_tokens,
         num_embd=decoder.config.hidden_size,
-        device="cpu",
+        place=place,
+        weight_format=installed.weight_format,
         describe_kernels=lambda: decoder.kernels,
         set_num_threads=decoder.set_num_threads,
         default_sampling=default_sampling(installed.path),
@@ -134,18 +130,43 @@ def load_model(
 
 
 def lower_tiers(
-    kv_store: KvStore, settings: Settings, fingerprint: bytes, layout: KVLayout, installed: InstalledModel
+    kv_store: KvStore,
+    settings: Settings,
+    fingerprint: bytes,
+    layout: KVLayout,
+    installed: InstalledModel,
+    device: Literal["cpu", "cuda"],
 ) -> list[LowerTier]:
-    """Fastest first. On the CPU the pool is host memory itself: a host tier only where it was asked for."""
+    """Fastest first."""
     tiers: list[LowerTier] = []
     image_bytes = layout.block_bytes
-    if settings.kv_host_bytes and settings.kv_host_bytes >= image_bytes:
-        from chatkv.engine.tiers.host_tier import HostTier
-
-        tiers.append(HostTier(image_bytes, settings.kv_host_bytes))
+    host_bytes = host_tier_bytes(settings, device)
+    if host_bytes >= image_bytes:
+        tiers.append(_host_tier(image_bytes, host_bytes, is_beside_gpu=device == "cuda"))
     label = f"{installed.name}, {layout.kv_dtype} KV"
     disk = kv_store.tier_for(fingerprint, image_bytes, label, installed.content_sha256)
     return [*tiers, disk] if disk is not None else tiers
+
+
+def _host_tier(image_bytes: int, limit_bytes: int, *, is_beside_gpu: bool) -> HostTier:
+    from chatkv.engine.tiers.host_tier import HostTier
+
+    try:
+        return HostTier(image_bytes, limit_bytes, is_page_locked=is_beside_gpu)
+    except RuntimeError as error:
+        if not is_beside_gpu:
+            raise
+        log.warning("memory for cached chats cannot be locked, so copies are slower: %s", error)
+        return HostTier(image_bytes, limit_bytes, is_page_locked=False)
+
+
+def host_tier_bytes(settings: Settings, device: Literal["cpu", "cuda"]) -> int:
+    """On the CPU the pool is host memory itself: a host tier only where it was asked for."""
+    from chatkv.engine.planner import machine_memory_bytes
+
+    if settings.kv_host_bytes is not None:
+        return settings.kv_host_bytes
+    return min(int(machine_memory_bytes() * HOST_SHARE), HOST_LIMIT_BYTES) if device == "cuda" else 0
 
 
 def hash_blocks(hasher: BlockHasher, token_ids: Sequence[int]) -> list[bytes]:

@@ -92,8 +92,11 @@ class ModelManager:
             "progress": round(self._progress, 3) if self._loading_name else float(loaded is not None),
             "error": self._error,
             "context_tokens": loaded.context_tokens if loaded else None,
-            "weight_format": loaded.installed.weight_format if loaded else None,
+            "weight_format": loaded.weight_format if loaded else None,
             "kernels": loaded.kernels if loaded else None,
+            "card": loaded.place.card or None if loaded else None,
+            "plan": loaded.place.plan or None if loaded else None,
+            "note": loaded.place.note or None if loaded else None,
         }
 
     def resolve(self, model_id: str | None) -> InstalledModel:

@@ -194,9 +194,11 @@ class Service:
 
     @property
     def notices(self) -> list[str]:
-        """What a person should know, of the chats and of the cache."""
-        disk = short_tiers(self.models.loaded, self.kv_store)["disk"]
-        return [notice for notice in (self.chats.notice, self._tidy_notice, disk["notice"]) if notice]
+        """What a person should know, of the chats, of the cache, and of the device."""
+        loaded = self.models.loaded
+        disk = short_tiers(loaded, self.kv_store)["disk"]
+        place = loaded.place.notice if loaded else ""
+        return [notice for notice in (self.chats.notice, self._tidy_notice, disk["notice"], place) if notice]
 
     async def cache_report(self) -> dict[str, Any]:
         """The answer of `/chatkv/cache`."""

@@ -20,7 +20,9 @@ class ModelState:
     context_tokens: int = 0
     weight_format: str = ""
     kernels: str = ""
-    """Which run it: "native ..." or "torch ..."."""
+    """Which run it: "native ...", "torch ..." or "Triton ..."."""
+    card: str = ""
+    """The GPU's name; empty on the CPU."""
 
     @classmethod
     def from_json(cls, data: Json | None) -> ModelState:
@@ -33,6 +35,7 @@ class ModelState:
             integer(data, "context_tokens"),
             sanitize_line(string(data, "weight_format")),
             sanitize_line(string(data, "kernels")),
+            sanitize_line(string(data, "card")),
         )
 
 

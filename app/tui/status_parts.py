@@ -13,6 +13,7 @@ from .render.bar import Part
 from .render.chat_rows import badge_text
 from .render.palette import Palette
 from .render.width import shorten
+from .service_records import ModelState
 from .session import Session
 from .widgets.item import live_text
 
@@ -41,7 +42,7 @@ def model_part(board: Board, width: int, palette: Palette) -> Part:
             return [("service lost · reconnecting", palette.bad)]
         return [("starting the service", palette.warn)]
     if model.state == "ready":
-        facts = (model.weight_format.partition("-")[0], board.status.device, model.kernels.partition(" ")[0])
+        facts = [model.weight_format.partition("-")[0], *device_words(board.status.device, model)]
         details = " ".join(part for part in facts if part) if width >= DETAILS_FROM_CELLS else ""
         return [(model.name, palette.good), (f" {details}" if details else "", palette.dim)]
     if model.state == "loading":
@@ -51,6 +52,13 @@ def model_part(board: Board, width: int, palette: Palette) -> Part:
     if model.state == "failed":
         return [(f"{model.name or 'model'} failed: {model.error or 'see the log'}", palette.bad)]
     return [("no model · F3", palette.warn)]
+
+
+def device_words(device: str, model: ModelState) -> list[str]:
+    """The card's name without its maker's; on the CPU, which kernels."""
+    if model.card:
+        return [model.card.removeprefix("NVIDIA ").removeprefix("GeForce ")]
+    return [device, model.kernels.partition(" ")[0]]
 
 
 def top_right(board: Board, width: int, palette: Palette) -> list[Part]:

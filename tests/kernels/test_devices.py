@@ -37,6 +37,7 @@ def refusal(system: System, gpu: int | None = None) -> str:
     choice = choose_device("auto", gpu, system)
     assert choice.device == "cpu"
     assert caught.value.message.partition(" ")[2] in choice.note
+    assert choice.is_surprising == system.has_nvidia_hardware
     return str(caught.value)
 
 
@@ -108,6 +109,10 @@ def test_no_compiler_names_the_package() -> None:
     assert "no C compiler" in said
     assert "apt install gcc" in said
     assert "apt install python3-dev" in refusal(replace(GOOD, has_python_headers=False))
+
+
+def test_no_triton() -> None:
+    assert "pip install triton" in refusal(replace(GOOD, has_triton=False))
 
 
 def test_a_card_below_8_0_says_what_is_supported() -> None:

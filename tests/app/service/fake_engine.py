@@ -24,7 +24,7 @@ from chatkv.app.errors import UserError
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.paths import Paths
 from chatkv.app.service.kv_store import KvStore
-from chatkv.app.service.loaded import LoadedModel
+from chatkv.app.service.loaded import LoadedModel, ModelPlace
 from chatkv.app.service.process import run
 from chatkv.app.service.service import Endpoints, Service
 from chatkv.app.settings import Settings
@@ -420,6 +420,7 @@ class FakeModels:
 
     def __init__(self, *models: InstalledModel, **engine_options: Any):
         self.num_threads = 2
+        self.place = ModelPlace()
         self.models = {model.name: model for model in models or (fake_installed(),)}
         self.engine_options = engine_options
         self.engines: list[FakeEngine] = []
@@ -459,7 +460,8 @@ class FakeModels:
             installed=installed,
             context_tokens=installed.context_tokens,
             num_embd=64,
-            device="cpu",
+            place=self.place,
+            weight_format=installed.weight_format,
             describe_kernels=lambda: f"native AVX2, {self.num_threads} threads",
             set_num_threads=partial(setattr, self, "num_threads"),
             default_sampling={},

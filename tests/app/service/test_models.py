@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from chatkv.app.client import RefusedError
+from chatkv.app.service.loaded import ModelPlace
 from chatkv.app.service.ownership import can_connect
 from chatkv.engine.errors import BrokenModelError
 
@@ -149,6 +150,18 @@ async def test_removing_the_loaded_model_needs_force_and_an_idle_model(running: 
     assert refused.value.status == 404
 
 
+async def test_the_status_says_on_what_the_model_runs_and_why() -> None:
+    models = FakeModels(fake_installed())
+    models.place = ModelPlace("cuda", "NVIDIA GeForce RTX 4090", "Weights in bf16.", "Of 2 GPUs ...", "An old driver.")
+    async with running_service(models) as running:
+        await running.ready()
+        status = await running.client.status()
+    assert status["device"] == "cuda"
+    told = {name: status["model"][name] for name in ("card", "plan", "note")}
+    assert told == {"card": "NVIDIA GeForce RTX 4090", "plan": "Weights in bf16.", "note": "Of 2 GPUs ..."}
+    assert "An old driver." in status["notices"]
+
+
 async def test_status_and_metrics(running: Running) -> None:
     status = await running.client.status()
     assert status["model"] == {
@@ -159,6 +172,9 @@ async def test_status_and_metrics(running: Running) -> None:
         "context_tokens": 4096,
         "weight_format": "int4",
         "kernels": "native AVX2, 2 threads",
+        "card": None,
+        "plan": None,
+        "note": None,
     }
     assert status["tiers"]["device"]["num_blocks"] == 64
     assert status["url"] is None
