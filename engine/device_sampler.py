@@ -19,7 +19,7 @@ from chatkv.kernels.triton.logprobs import raw_logprobs
 from chatkv.kernels.triton.sampling import draw_tokens
 
 from .batch import SampleSpec
-from .request import TokenLogprob
+from .request import SamplingParams, TokenLogprob
 from .sample_plan import SamplePlan, SamplePlanner
 from .sample_results import ResultLayout
 
@@ -74,6 +74,11 @@ class DeviceSampler:
         id. What it and `is_eos_banned` leave empty counts as not banned.
         """
         return self._planner.plan(specs, eos_ids, logit_rows, bitmask)
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Compiles every kernel of `launch` for such logits, by one token with all settings at once."""
+        sampling = SamplingParams(top_k=1, top_p=0.5, min_p=0.1, presence_penalty=1.0, num_logprobs=1)
+        self.launch(logits, self.prepare([SampleSpec(sampling, 0, 0, (0,), (0,), is_eos_banned=True)], (0,), [0]))
 
     def launch(self, logits: Tensor, plan: SamplePlan) -> SampledRows:
         """logits: float32 [rows, vocab_size or more], left as they are. Queues kernels on the current stream."""

@@ -8,6 +8,9 @@ work on a copy of those rows that have any (logit_changes.py). Greedy rows need 
 
 A row's token depends on no other row, and there are no floating-point sums whose order could vary.
 
+The head is left to linear.py: a fused first pass would save writing and reading 8 bytes an id and row, beside
+hidden / 2 to 2 * hidden bytes of weights an id, and would be needed once more for each weight format and row count.
+
 How near it comes to float64. With s = (logit - best) / temperature, float32 gets s wrong by 3 roundings (2^-24) of |s|,
 exp2 adds 5, fixed point 2. Weighted by exp(s), the mean of |s| is below ln(vocabulary) < 13 (see engine/quick_draw.py),
 so sums of masses are off by at most 13 * 3 + 7 = 46 roundings of the whole, and a share of the total by twice that:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from triton.runtime.interpreter import InterpretedFunction
 
 from chatkv.engine.batch import SampleSpec
 from chatkv.engine.device_sampler import DeviceSampler, DrawnToken
@@ -242,6 +243,38 @@ def test_neither_preparing_nor_launching_waits_for_the_device() -> None:
     assert sampler.read(sampled.packed, plan)[0].is_finite
     assert sampled.token_ids.tolist() == ids_of(sampler.read(sampled.packed, plan))
     assert sampled.are_finite.tolist() == [1]
+
+
+def compiled_kernels(run: Any, monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
+    """What would be compiled: kernels with their constants, and the traits of arguments that triton specialises on."""
+    seen: set[tuple[Any, ...]] = set()
+
+    def note(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        traits = [
+            (arg.dtype, arg.data_ptr() % 16 == 0) if isinstance(arg, Tensor) else (arg == 1, arg % 16 == 0)
+            for name, arg in zip(self.arg_names, args, strict=False)
+            if name not in ("num_words", "num_top", "num_changes")
+        ]
+        seen.add((self.fn.__name__, *traits, *sorted(options.items())))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InterpretedFunction, "run", note)
+        run()
+    return seen
+
+
+def test_after_warming_up_no_step_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = DeviceSampler(500, CPU)
+    warm = compiled_kernels(lambda: sampler.warm_up(torch.zeros(1, 512)), monkeypatch)
+    assert len({name for name, *_ in warm}) == 8
+    random = Random(7)
+    for num_rows in (1, 2, 3, 5, 8, 16):
+        specs = [random_spec(random, 500, 0) for _ in range(num_rows)]
+        specs = [replace(one, sampling=replace(one.sampling, num_logprobs=random.choice([None, 3]))) for one in specs]
+        plan = sampler.prepare(specs, EOS_IDS)
+        logits = torch.zeros(num_rows, 512)
+        step = compiled_kernels(lambda logits=logits, plan=plan: sampler.launch(logits, plan), monkeypatch)
+        assert step <= warm
 
 
 def test_a_plan_is_one_copy() -> None:
