@@ -32,6 +32,8 @@ class Settings(BaseSettings):
     """Index of the GPU; default: the one with most free memory."""
     gpu_reserve_bytes: ByteSize | None = None
     """What stays free on the GPU for other programs; default max(600 MiB, 6 %), or 256 MiB where no screen is drawn."""
+    deterministic: bool = False
+    """On a GPU: a reply's numbers do not depend on the chats beside it; slower. On the CPU it is always so."""
     host: str = "127.0.0.1"
     """Address of the TCP socket; only loopback addresses are accepted."""
     port: int = Field(8321, ge=0, le=65535)

@@ -124,7 +124,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
             ("version", found["version"]),
             ("model", f"{model['name'] or 'none'} ({model['state'].replace('_', ' ')})"),
             ("device", f"{found['device']}, {model['kernels']}" if model.get("kernels") else found["device"]),
-            *((name, model[name]) for name in ("plan", "note") if model.get(name)),
+            *((name, model[name].replace("\n", " ")) for name in ("error", "plan", "note") if model.get(name)),
             ("requests", f"{found['num_running']} running, {found['num_waiting']} waiting"),
         ]
         if device:

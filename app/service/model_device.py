@@ -121,7 +121,11 @@ class ModelPlacer:
         card = self.gpus.measure(card)
         plan = self._plan(stored, card)
         log.info("%s: %s", card.name, plan.explanation)
-        kernels = KernelChoice(device=self.gpus.name_of(card), compute_dtype=stored.compute_dtype)
+        kernels = KernelChoice(
+            device=self.gpus.name_of(card),
+            compute_dtype=stored.compute_dtype,
+            is_deterministic=self.settings.deterministic,
+        )
         try:
             decoder = load_model(
                 self.installed.path,

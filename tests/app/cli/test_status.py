@@ -28,3 +28,8 @@ def test_plan_and_note_stand_below_the_device() -> None:
 def test_what_is_not_told_has_no_line() -> None:
     assert not {"plan", "note"} & lines("cpu", kernels="native AVX2", plan=None, note=None).keys()
     assert not {"plan", "note"} & lines("cpu").keys(), "a service of an older version"
+
+
+def test_why_a_model_could_not_be_loaded_is_told_in_one_line() -> None:
+    shown = lines("cpu", state="failed", error='No NVIDIA GPU was found.\ndevice = "cpu" runs on the CPU.')
+    assert shown["error"] == 'No NVIDIA GPU was found. device = "cpu" runs on the CPU.'
