@@ -27,7 +27,7 @@ def convert_weights(
     """
     temporary = native_dir / TEMPORARY_FILE
     try:
-        with _locked(native_dir):
+        with locked(native_dir):
             old = map_weights(native_dir / WEIGHTS_FILE)
             if old.format != FORMAT_1:
                 return  # Another process was faster.
@@ -59,7 +59,7 @@ def _write(
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """One process at a time; the kernel lets go when it dies."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

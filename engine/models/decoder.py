@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,7 +31,13 @@ class WeightFacts:
     """Where the numbers come from, for the fingerprint."""
 
     content_sha256: str
+    """Of the weights as they were imported."""
     weight_format: str
+    """Of those that run."""
+    quantiser: Mapping[str, str | int] | None = None
+    """How these were made of those; None: they are those."""
+    origin: str = ""
+    """The same for people."""
 
 
 class Decoder:
@@ -71,6 +78,16 @@ class Decoder:
         return self.executor.description
 
     @property
+    def weight_format(self) -> str:
+        """Of most of the weights that run, such as "int4-affine-g32"."""
+        return self._facts.weight_format
+
+    @property
+    def weight_origin(self) -> str:
+        """For people: where they come from."""
+        return self._facts.origin
+
+    @property
     def weight_bytes(self) -> int:
         """What its weights take in memory."""
         return self.executor.weight_bytes
@@ -94,7 +111,7 @@ class Decoder:
             shape.pop(unrelated)
         shape["layer_ropes"] = list(config.layer_ropes)
         frequencies = self._inverse_frequencies.numpy().astype("<f4").tobytes().hex()
-        return {
+        facts = {
             "format_version": FORMAT_VERSION,
             "numerics_epoch": NUMERICS_EPOCH,
             "numerics": self.executor.numerics(),
@@ -108,3 +125,5 @@ class Decoder:
             "block_size": BLOCK_SIZE,
             "adapters": [],
         }
+        # Not a null where there is none: names of blocks that were stored before stay valid.
+        return facts if self._facts.quantiser is None else facts | {"quantiser": dict(self._facts.quantiser)}

@@ -17,17 +17,22 @@ from chatkv.kernels import KernelChoice
 
 from ..errors import BrokenModelError
 from ..quant.formats import format_of, shape_of
+from ..quant.spec import QuantSpec, WeightFormat
 from .config import ModelConfig
 from .conversion import changed_since_import, convert_weights
 from .decoder import AUTO, Decoder, WeightFacts
 from .manifest import WEIGHTS_FILE, has_unchanged_weights, lacks_weights_record, record_weights
 from .names import tensor_shapes
+from .quantised import quantised_weights
 from .source import WeightSource, read_config
+from .weight_choice import choose_weights
 from .weights_file import FORMAT, FORMAT_1, MappedWeights, WeightsWriter, content_hash, map_weights
 
 CONFIG_FILE = "config.json"
 _SHARE_OF_CONVERSION = 0.5
 """Of a first load that rewrites the weights."""
+_SHARE_OF_QUANTISING = 0.9
+"""Of a first load that makes weights in another format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +77,15 @@ def load_model(
     on_progress: Callable[[float], None] | None = None,
     *,
     kv_dtype: str = AUTO,
+    weight_format: WeightFormat = "as-is",
 ) -> Decoder:
     """Map an imported model and prepare it for the kernels of `choice`. `on_progress` gets 0 .. 1.
 
     kv_dtype: "auto" (what the kernels prefer: native ones fp16, torch fp32), or "int8" for less memory and disk.
+    weight_format: what float matrices become, made once and kept in the directory (`choose_weights`, `quantised`).
     Weights that an earlier version of chatkv imported are rewritten first. Raises BrokenModelError when the directory
-    is damaged or was changed after import, ModelStorageError when that rewriting has no room.
+    is damaged or was changed after import, ModelStorageError when there is no room for weights in another format,
+    UnsupportedModelError when they cannot be made.
     """
     config = ModelConfig.from_hf(read_config(native_dir))
     shapes = tensor_shapes(config)
@@ -87,8 +95,14 @@ def load_model(
             raise changed_since_import(native_dir)
         if lacks_weights_record(native_dir):
             record_weights(native_dir)
-    facts = WeightFacts(weights.content_sha256, weights.weight_format)
     choice = choice or KernelChoice()
+    chosen = choose_weights(weight_format, choice, config, weights, shapes)
+    facts = WeightFacts(weights.content_sha256, weights.weight_format, origin=chosen.reason)
+    if chosen.spec is not None:
+        made, report = _made(native_dir, weights, shapes, chosen.spec, report)
+        quantiser = chosen.spec.facts() | {"content_sha256": made.content_sha256}
+        facts = WeightFacts(weights.content_sha256, made.weight_format, quantiser, chosen.reason)
+        weights = made
     decoder = Decoder(config, lambda name: weights.read(name, shapes[name]), facts, choice, report, kv_dtype)
     report(1.0)  # Native kernels have nothing to prepare: they read the mapped file.
     return decoder
@@ -107,5 +121,27 @@ def _mapped(
     if weights.format == FORMAT:
         return weights, report
     convert_weights(native_dir, shapes, lambda share: report(share * _SHARE_OF_CONVERSION))
-    rest = 1 - _SHARE_OF_CONVERSION
-    return map_weights(file), lambda share: report(_SHARE_OF_CONVERSION + share * rest)
+    return map_weights(file), _rest(report, _SHARE_OF_CONVERSION)
+
+
+def _made(
+    native_dir: Path,
+    source: MappedWeights,
+    shapes: Mapping[str, tuple[int, ...]],
+    spec: QuantSpec,
+    report: Callable[[float], None],
+) -> tuple[MappedWeights, Callable[[float], None]]:
+    """The weights in another format, and what reports the progress of the rest."""
+    is_new = False
+
+    def on_progress(share: float) -> None:
+        nonlocal is_new
+        is_new = True
+        report(share * _SHARE_OF_QUANTISING)
+
+    made = quantised_weights(native_dir, source, shapes, spec, on_progress)
+    return made, _rest(report, _SHARE_OF_QUANTISING) if is_new else report
+
+
+def _rest(report: Callable[[float], None], done: float) -> Callable[[float], None]:
+    return lambda share: report(done + share * (1 - done))

@@ -67,10 +67,11 @@ class WeightsWriter:
             self._append(part_name, _DTYPE_NAMES[part.dtype], list(part.shape), _bytes(part))
         return _digest_tensor(self._digest, name, tensor)
 
-    def finish(self, weight_format: str) -> str:
-        """Write the header, sync, and return the content hash."""
+    def finish(self, weight_format: str, facts: Mapping[str, str] | None = None) -> str:
+        """Write the header, sync, and return the content hash. `facts`: more that readers are told."""
         content_sha256 = self._digest.hexdigest()
-        metadata = {"format": FORMAT, "content_sha256": content_sha256, "weight_format": weight_format}
+        own = {"format": FORMAT, "content_sha256": content_sha256, "weight_format": weight_format}
+        metadata = {**(facts or {}), **own}
         text = json.dumps({"__metadata__": metadata, **self._header}, separators=(",", ":")).encode()
         if len(text) > self._header_bytes:
             raise UnsupportedModelError("The model has tensor names that are too long to store.")
@@ -105,6 +106,8 @@ class MappedWeights:
     content_sha256: str
     """As its writer said."""
     weight_format: str
+    facts: Mapping[str, str]
+    """What else its writer said."""
     _data: Tensor
     """uint8, all bytes after the header. Tensors made of it keep the mapping alive."""
     _tensors: Mapping[str, Mapping[str, _Part]]
@@ -145,7 +148,10 @@ def map_weights(file: Path) -> MappedWeights:
         for name in sorted(header, key=lambda name: header[name]["data_offsets"]):
             if not name.startswith(_PADDING):
                 tensors.setdefault(tensor_name(name), {})[name] = _part(name, header[name], len(data))
-        return MappedWeights(metadata["format"], metadata["content_sha256"], metadata["weight_format"], data, tensors)
+        file_format, content_sha256, weight_format = (
+            metadata.pop(name) for name in ("format", "content_sha256", "weight_format")
+        )
+        return MappedWeights(file_format, content_sha256, weight_format, metadata, data, tensors)
     # A damaged header surfaces as whatever reading it trips over.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise BrokenModelError(f"{file} is damaged or missing: {error}. Pull the model again.") from None

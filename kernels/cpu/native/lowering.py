@@ -21,10 +21,22 @@ from ...program import (
     Select,
     Take,
 )
-from ...weights import GROUP_SIZE, Int4Weight, Int8Weight, TiledWeight, Weight
+from ...weights import (
+    GROUP_SIZE,
+    BnbInt8Weight,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Nf4Weight,
+    TiledWeight,
+    Weight,
+)
 from .abi import TILE, Format, Matrix, Op, OpFlags, OpKind
 
 FORMATS = {"int4-affine": Format.INT4_AFFINE, "int4": Format.INT4, "int8": Format.INT8}
+
+HEAD_MULTIPLE = TILE
+"""Head sizes are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +61,15 @@ def why_unsuitable(program: Program) -> str | None:
     matrices = program.matrices
     if any(isinstance(weight, Int4Weight | Int8Weight) for weight in matrices):
         return f"native kernels need groups of {GROUP_SIZE} weights with a 16-bit scale, this model has others"
+    if any(isinstance(weight, Fp8Weight | Nf4Weight | BnbInt8Weight) for weight in matrices):
+        return 'native kernels read int8 and int4, not these weights: weight_format = "int8" is many times as fast'
     are_packed = [isinstance(weight, TiledWeight) for weight in matrices]
     if not any(are_packed):
-        return "native kernels need weights of 4 or 8 bits: choose a Q4 or Q8 model for several times the speed"
+        return 'native kernels need weights of 4 or 8 bits: weight_format = "int8" makes them, for many times the speed'
     if not all(are_packed):
         return "native kernels need weights of 4 or 8 bits throughout, and some of this model's are larger"
-    if program.head_dim % TILE:
-        return f"native kernels need a head size that {TILE} divides, this model's is {program.head_dim}"
+    if program.head_dim % HEAD_MULTIPLE:
+        return f"native kernels need a head size that {HEAD_MULTIPLE} divides, this model's is {program.head_dim}"
     return None
 
 

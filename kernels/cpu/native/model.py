@@ -34,9 +34,12 @@ KV_FORMATS = {torch.float16: KvFormat.FP16, torch.int8: KvFormat.INT8}
 
 def native_executor(program: Program, num_threads: int) -> NativeModel | str:
     """`program` on native kernels, or for people why not."""
-    reason = why_unsuitable(program)
-    if reason:
-        return reason
+    reason = why_unsuitable(program) or why_none_here()
+    return reason or NativeModel(program, native_library(), num_threads)
+
+
+def why_none_here() -> str | None:
+    """Why this machine runs no native kernels, for people; None: it does. They may be compiled for that, once."""
     try:
         library = native_library()
     except NoCompilerError as error:
@@ -44,7 +47,7 @@ def native_executor(program: Program, num_threads: int) -> NativeModel | str:
         return str(error).splitlines()[0]
     if library.variants[0] == PLAIN_VARIANT:
         return "native kernels need AVX2, or NEON with dot products, which this processor lacks"
-    return NativeModel(program, library, num_threads)
+    return None
 
 
 class NativeModel:
