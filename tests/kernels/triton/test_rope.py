@@ -20,7 +20,9 @@ from tests.kernels.triton.numbers import (
     KV_DTYPES,
     TOLERANCES,
     assert_near,
+    blocks_of,
     random,
+    sparse_bytes,
     zero_blocks,
 )
 
@@ -209,6 +211,18 @@ def test_quantised_rows_are_near_what_they_stand_for() -> None:
                 got = numbers_of(kv, "key")[block, LAYER, :, offset].double()
                 largest = keys[row].abs().amax(-1, keepdim=True)
                 assert ((got - keys[row]).abs() <= step * largest + TOLERANCES[torch.float32]).all()
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8])
+def test_blocks_may_lie_beyond_2_to_the_31_numbers(kv_dtype: torch.dtype) -> None:
+    block_bytes, last = 1 << 20, 5000
+    made = case(torch.float16, 64)
+    kv = blocks_of(sparse_bytes(last + 1, block_bytes), kv_dtype, 64)
+    made._replace(slots=made.slots + torch.where(made.slots < 0, 0, (last - 2) * BLOCK_SIZE)).run(kv)
+    right = zero_blocks(kv_dtype, 64)
+    made.run(right)
+    for stored, expected in ((kv.keys, right.keys), (kv.values, right.values), (kv.key_scales, right.key_scales)):
+        assert expected is None or (stored is not None and torch.equal(stored[last - 2 :], expected))
 
 
 @pytest.mark.slow

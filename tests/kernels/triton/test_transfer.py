@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from chatkv.kernels.triton.transfer import gather_blocks, scatter_blocks, zero_blocks
+from tests.kernels.triton.numbers import sparse_bytes
 
 BLOCK_BYTES = [4096, 16384, 20480]
 IDS = [[], [0], [6], [3, 0, 6, 2]]
@@ -62,6 +63,17 @@ def test_what_does_not_fit_is_refused() -> None:
         scatter_blocks(pool, ids, images(2, 4096))
     with pytest.raises(AssertionError, match="contiguous"):
         gather_blocks(images(3, 8192)[:, :4096], ids, torch.empty(1, 4096, dtype=torch.uint8))
+
+
+def test_blocks_may_lie_beyond_2_to_the_31_words() -> None:
+    block_bytes, last = 1 << 21, 4500
+    pool, new = sparse_bytes(last + 1, block_bytes), images(1, block_bytes)
+    ids = torch.tensor([last], dtype=torch.int32)
+    scatter_blocks(pool, ids, new)
+    assert torch.equal(pool[last], new[0])
+    assert torch.equal(gather_blocks(pool, ids, torch.zeros_like(new)), new)
+    zero_blocks(pool, ids)
+    assert not pool[last].any()
 
 
 @pytest.mark.parametrize("bad", [-1, 3])

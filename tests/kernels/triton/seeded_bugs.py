@@ -1,0 +1,106 @@
+"""Bugs put into the kernels, each with a test that must fail: whether the tests notice what they are for.
+
+`python -m tests.kernels.triton.seeded_bugs NAME` runs the test of one bug against the changed kernel, in a process of
+its own: a changed copy of the file is imported in the file's place, and nothing on disk changes.
+"""
+# ruff: noqa: E501  (a bug a line)
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parents[2]
+KERNELS = ROOT / "kernels" / "triton"
+
+
+class SeededBug(NamedTuple):
+    name: str
+    file: str
+    """In kernels/triton/."""
+    original: str
+    """Occurs once in the file."""
+    changed: str
+    test: str
+    """In this folder: a file, or a file and a test. In the quick lane."""
+
+    @property
+    def source(self) -> str:
+        """Of the file with the bug. Raises ValueError where the file has moved on from the table."""
+        text = (KERNELS / self.file).read_text()
+        if text.count(self.original) != 1:
+            raise ValueError(f"{self.name}: {self.file} has {self.original!r} {text.count(self.original)} times")
+        return text.replace(self.original, self.changed)
+
+
+SEEDED_BUGS: tuple[SeededBug, ...] = (
+    SeededBug("norm-mean-over-padding", "norm.py", "axis=0) / num_columns", "axis=0) / width", "test_norm.py"),
+    SeededBug("norm-eps-outside", "norm.py", "/ num_columns + eps)", "/ num_columns) + eps", "test_norm.py"),
+    SeededBug("add-in-16-bits", "norm.py", "hidden + product.to(tl.float32)", "hidden.to(product.dtype) + product", "test_norm.py"),
+    SeededBug("norm-store-unmasked", "norm.py", "tl.store(hidden_ptr + row + columns, hidden, mask=is_inside)", "tl.store(hidden_ptr + row + columns, hidden)", "test_norm.py"),
+    SeededBug("rope-padded-row-stored", "rope.py", "if slot >= 0:", "if slot >= -1:", "test_rope.py"),
+    SeededBug("rope-wrong-turn", "rope.py", "second * cos + first * sin", "second * cos - first * sin", "test_rope.py"),
+    SeededBug("rope-turns-twice", "rope.py", "first = turned", "first = turned * cos - second * sin", "test_rope.py"),
+    SeededBug("rope-values-turned-too", "rope.py", "if not is_value:", "if index >= 0:", "test_rope.py"),
+    SeededBug("rope-mean-of-half", "rope.py", "axis=1) / (2 * half)", "axis=1) / half", "test_rope.py"),
+    SeededBug("kv-wrong-scale-stride", "rope.py", "scale_target + head * scale_head_stride", "scale_target + head", "test_rope.py"),
+    SeededBug("kv-wrong-layer", "rope.py", "layer * kv.keys.stride(1)", "0 * kv.keys.stride(1)", "test_rope.py"),
+    SeededBug("kv-heads-past-the-last", "rope.py", "is_head = head < tl.where(is_query, num_heads, num_kv_heads)", "is_head = head < num_heads", "test_rope.py"),
+    SeededBug("kv-offsets-in-32-bits", "rope.py", "block = slot // block_size", "block = (slot // block_size).to(tl.int32)", "test_rope.py"),
+    SeededBug("kv-largest-drops-nan", "bits.py", "tl.where(scale < SMALLEST_SCALE, SMALLEST_SCALE, scale)", "tl.maximum(scale, SMALLEST_SCALE)", "test_rope.py"),
+    SeededBug("e4m3-ties-away", "bits.py", "bits + 0x0007FFFF + ((bits >> 20) & 1)", "bits + 0x00080000", "test_bits.py"),
+    SeededBug("e4m3-does-not-saturate", "bits.py", "magnitude >= 448.0", "magnitude >= 512.0", "test_bits.py"),
+    SeededBug("up-is-gate", "activation.py", "tl.load(source + num_columns, mask", "tl.load(source, mask", "test_activation.py"),
+    SeededBug("gelu-without-cube", "activation.py", "0.044715 * gate * gate * gate", "0.044715 * gate * gate", "test_activation.py"),
+    SeededBug("embed-nibble-order", "embedding.py", "(columns % 2) * 16", "(columns % 2) * 4", "test_embedding.py"),
+    SeededBug("embed-group-of-32", "embedding.py", "groups = token * (num_columns // group_size) + columns // group_size\n    numbers", "groups = token * (num_columns // group_size) + columns // 32\n    numbers", "test_embedding.py"),
+    SeededBug("gather-from-the-slab", "transfer.py", "tl.load(pool_ptr + block * block_words + words)", "tl.load(pool_ptr + image * block_words + words)", "test_transfer.py"),
+    SeededBug("zero-offsets-in-32-bits", "transfer.py", "tl.load(block_ids_ptr + tl.program_id(0)).to(tl.int64)", "tl.load(block_ids_ptr + tl.program_id(0))", "test_transfer.py"),
+)  # fmt: skip
+"""One bug a line."""
+
+
+class ChangedFile(MetaPathFinder):
+    """Imports `module` from `path`."""
+
+    def __init__(self, module: str, path: Path) -> None:
+        self.module = module
+        self.path = path
+        self.is_used = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self.module:
+            return None
+        self.is_used = True
+        return spec_from_file_location(fullname, self.path)
+
+
+def run_test_against(bug: SeededBug) -> int:
+    """Exit status of pytest: 1 where a test failed, as it should."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / bug.file
+        path.write_text(bug.source)
+        finder = ChangedFile(f"chatkv.kernels.triton.{path.stem}", path)
+        sys.meta_path.insert(0, finder)
+        status = pytest.main(["-x", "--tb=line", "-p", "no:cacheprovider", str(TESTS / bug.test)])
+        if not finder.is_used:
+            raise ValueError(f"{bug.name}: {bug.test} does not use {bug.file}")
+        return status
+
+
+if __name__ == "__main__":
+    sys.exit(run_test_against(next(bug for bug in SEEDED_BUGS if bug.name == sys.argv[1])))
