@@ -64,6 +64,7 @@ class SamplePlanner:
         # By id; neutral between calls.
         self._penalty_of: Values = np.ones(vocab_size)
         self._subtracted_of: Values = np.zeros(vocab_size)
+        self._is_noted: NDArray[np.bool_] = np.zeros(vocab_size, np.bool_)
 
     def plan(
         self,
@@ -147,26 +148,34 @@ class SamplePlanner:
         sampling = spec.sampling
         touched: list[Ids] = []
         if sampling.repetition_penalty != 1.0:
-            touched.append(self._histories.of(spec).seen().ids)
-            self._penalty_of[touched[-1]] = sampling.repetition_penalty
+            seen = self._histories.of(spec).seen()
+            touched.append(seen.ids)
+            self._penalty_of[seen.ids] = sampling.repetition_penalty
         if sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
             written = self._histories.of(spec).written()
             touched.append(written.ids)
             self._subtracted_of[written.ids] = sampling.frequency_penalty * written.counts + sampling.presence_penalty
-        for token_id, bias in sampling.logit_bias.items():
-            if 0 <= token_id < self._vocab_size:
-                touched.append(np.array([token_id]))
-                self._subtracted_of[token_id] -= bias
+        biased = [token_id for token_id in sampling.logit_bias if 0 <= token_id < self._vocab_size]
+        if biased:
+            touched.append(np.array(biased, np.int64))
+            self._subtracted_of[touched[-1]] -= [sampling.logit_bias[token_id] for token_id in biased]
         if not touched:
             return False
-        ids = touched[0].copy() if len(touched) == 1 else np.unique(np.concatenate(touched))
+        ids = np.concatenate([self._not_noted(part) for part in touched])
         changes.logit_rows.append(source)
         changes.token_ids.append(ids)
         changes.penalties.append(self._penalty_of[ids])
         changes.subtracted.append(self._subtracted_of[ids])
         self._penalty_of[ids] = 1.0
         self._subtracted_of[ids] = 0.0
+        self._is_noted[ids] = False
         return True
+
+    def _not_noted(self, ids: Ids) -> Ids:
+        """Those that come for the first time, now noted. ids: different ones."""
+        new: Ids = ids[~self._is_noted[ids]]
+        self._is_noted[new] = True
+        return new
 
 
 def _changes_arrays(changes: _Changes) -> list[NDArray[np.int64] | NDArray[np.int32] | Values]:
