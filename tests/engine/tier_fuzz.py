@@ -70,9 +70,10 @@ class TierFuzz(Fuzz):
         random, engine = self.random, self.engine
         names = [node.block_hash for node in engine.kv.tree.nodes()]
         for sequence in list(engine.scheduler.loading):
-            if random.random() < 0.1:
+            request_id = sequence.request.request_id
+            if request_id in self.requests and random.random() < 0.1:  # two of its choices may be loading
                 self.seen["cancelled loads"] += 1
-                self._cancel(sequence.request.request_id)
+                self._cancel(request_id)
         if random.random() < 0.05:
             self.seen["offloaded"] += engine.offload(random.sample(names, len(names) // 2))
         if random.random() < 0.02:

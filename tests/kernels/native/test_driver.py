@@ -66,6 +66,7 @@ def found_command(variable: str, candidates: Sequence[Sequence[str]]) -> list[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # compiling takes several times as long beside other work
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names the instruction sets of x86-64")
 @pytest.mark.parametrize("sanitizers", OPTIONS)
 def test_sanitizers_find_nothing(tmp_path: Path, sanitizers: str) -> None:
@@ -75,6 +76,7 @@ def test_sanitizers_find_nothing(tmp_path: Path, sanitizers: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # compiling takes several times as long beside other work
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates the other architecture")
 def test_an_arm_processor_computes_the_same_bits(tmp_path: Path) -> None:
     emulator = found_command(ARM_EMULATOR, [["qemu-aarch64"], ["qemu-aarch64-static"]])
