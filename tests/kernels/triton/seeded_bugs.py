@@ -67,6 +67,14 @@ SEEDED_BUGS: tuple[SeededBug, ...] = (
     SeededBug("embed-group-of-32", "embedding.py", "groups = token * (num_columns // group_size) + columns // group_size\n    numbers", "groups = token * (num_columns // group_size) + columns // 32\n    numbers", "test_embedding.py"),
     SeededBug("gather-from-the-slab", "transfer.py", "tl.load(pool_ptr + block * block_words + words)", "tl.load(pool_ptr + image * block_words + words)", "test_transfer.py"),
     SeededBug("zero-offsets-in-32-bits", "transfer.py", "tl.load(block_ids_ptr + tl.program_id(0)).to(tl.int64)", "tl.load(block_ids_ptr + tl.program_id(0))", "test_transfer.py"),
+    SeededBug("sample-target-not-in-the-tile", "sampling.py", "beyond = target - tl.sum(tl.where(is_picked, ends - tile_mass, 0), axis=0)", "beyond = target", "test_sampling.py"),
+    SeededBug("sample-ties-of-each-tile", "sampling.py", "num_at_border - (tl.cumsum(count, axis=0) - count)", "num_at_border - (count - count)", "test_sampling.py"),
+    SeededBug("sample-one-tie-too-many", "sampling.py", "index_at_border < num_kept_here", "index_at_border <= num_kept_here", "test_sampling.py"),
+    SeededBug("sample-tiles-in-own-units", "sampling.py", "tl.exp2(-distances(tile_bests, best, scale))", "tl.exp2(-distances(tile_bests, best, 0.0))", "test_sampling.py"),
+    SeededBug("top-p-of-all-not-of-top-k", "sampling_filters.py", "total = tl.load(at + MASS_KEPT)", "total = tl.sum(sums, axis=0)", "test_sampling.py"),
+    SeededBug("top-k-forgets-what-is-nearer", "sampling_filters.py", "num_before + tl.cumsum(counts, axis=0) >= num_wanted", "tl.cumsum(counts, axis=0) >= num_wanted", "test_sampling.py"),
+    SeededBug("mask-of-nothing-bans-all", "sampling_rows.py", "start += NUM_TILES", "start += 0", "test_sampling.py::test_a_mask_that_leaves_nothing_is_no_mask"),
+    SeededBug("logprob-order-of-negatives", "logprobs.py", "order = bits ^ ((bits >> 31) & 0x7FFFFFFF)\n    return", "order = bits\n    return", "test_sampling.py::test_logprobs_are_those_of_the_model"),
 )  # fmt: skip
 """One bug a line."""
 
