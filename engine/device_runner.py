@@ -62,11 +62,17 @@ class DeviceRunner:
     def warm_up(self, max_batched_tokens: int, on_progress: OnProgress | None = None) -> None:
         """Compiles what steps will need and captures the decode steps. A chunk of `max_batched_tokens` takes the memory
         that the largest step takes. Nothing is written into blocks."""
+        chunks = [num_rows for num_rows in WARM_UP_ROWS if num_rows < max_batched_tokens] + [max_batched_tokens]
         with self._stream.active():
-            for num_rows in (*WARM_UP_ROWS, max_batched_tokens):
+            for done, num_rows in enumerate(chunks, start=1):
                 self._executor.forward(self._executor.packer.pack(_idle_chunk(num_rows)), self._kv)
-            self._graphs.capture(on_progress)
+                self._stream.synchronize()
+                if on_progress:
+                    on_progress(done / len(chunks) / 2)
+            self._graphs.capture(on_progress and (lambda share: on_progress(0.5 + share / 2)))
         self._stream.synchronize()
+        if on_progress:
+            on_progress(1.0)
 
     def execute(self, batch: Batch) -> BatchResult:
         """One step. A sequence with non-finite numbers gets an error; the others are unharmed."""
