@@ -162,6 +162,17 @@ def test_every_row_count(num_rows: int) -> None:
         made.run(zero_blocks(torch.uint8, 64))
 
 
+def test_a_rows_bits_do_not_depend_on_its_neighbours() -> None:
+    made = case(torch.bfloat16, 96, has_norm=True)
+    together, alone = zero_blocks(torch.int8, 96), zero_blocks(torch.int8, 96)
+    heads = made.run(together)
+    for row in range(len(POSITIONS)):
+        one = made._replace(**{name: getattr(made, name)[row : row + 1] for name in ("heads", "positions", "slots")})
+        assert torch.equal(one.run(alone)[0], heads[row])
+    assert torch.equal(alone.keys, together.keys)
+    assert torch.equal(numbers_of(alone, "key"), numbers_of(together, "key"))
+
+
 def test_padded_rows_store_nothing() -> None:
     made = case(torch.float16, 64)._replace(slots=torch.full((len(SLOTS),), -1))
     for dtype in KV_DTYPES:
