@@ -162,15 +162,15 @@ class Engine:
         self.scheduler.take_loaded(self._copy_budget_bytes)
         scheduled = self.scheduler.schedule()
         outputs += self._active.end_done()
-        is_settled = self.kv.pool.is_settled
+        was_settled = self.kv.pool.is_settled
         finished = self._steps.run(scheduled)
         for step in finished:
             outputs += self._active.take(step)
-        is_idle = is_settled and not scheduled
+        is_idle = not (scheduled or finished)
         self.stores.advance(self._copy_budget_bytes, is_idle)
         is_copying = self.loads.has_ready or self.stores.is_reading
-        self._is_waiting = is_idle and not (outputs or is_copying or self.tiers.can_store_more)
-        if not scheduled:
+        self._is_waiting = is_idle and was_settled and not (outputs or is_copying or self.tiers.can_store_more)
+        if is_idle:
             self._wait_for_copies()
         if self.config.check_integrity:
             self.check_integrity()

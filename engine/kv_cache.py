@@ -260,9 +260,8 @@ class KVCacheManager:
         assert len(table) <= -(-sequence.num_drawn_tokens // BLOCK_SIZE), "more blocks than ceil(tokens / block size)"
         assert len(set(table)) == len(table), "a block is in the table twice"
         assert num_computed <= sequence.num_skippable_tokens or not table, "nothing is left to compute"
-        assert sequence.num_launched_tokens < sequence.num_drawn_tokens or not table or sequence.warm, (
-            "a token too many"
-        )
+        is_behind = sequence.num_launched_tokens < sequence.num_drawn_tokens + (sequence.warm is not None)
+        assert is_behind or not table, "a token is computed that nobody has drawn"
         num_held_tokens = max(num_computed, len(nodes) * BLOCK_SIZE)
         num_taken_tokens = max(sequence.num_launched_tokens, num_held_tokens)
         assert len(table) == -(-num_taken_tokens // BLOCK_SIZE), "a block is reserved ahead"

@@ -9,12 +9,13 @@ from random import Random
 
 from integer_runner import EOS_ID, VOCAB_SIZE, IntegerImages, IntegerRunner, naive_answer, new_hasher
 
+from chatkv.engine.batch import OverlappedRunner, Runner
 from chatkv.engine.block_hash import BlockHasher
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
 from chatkv.engine.errors import QueueFullError
 from chatkv.engine.request import FinishReason, GenerationRequest, Priority, RequestOutput, SamplingParams
-from chatkv.engine.tiers.tier import LowerTier
+from chatkv.engine.tiers.tier import BlockImages, LowerTier
 
 MAX_CONTEXT_TOKENS = 160
 
@@ -40,7 +41,7 @@ class Fuzz:
         image_bytes: int = 256,
     ) -> None:
         self.random = Random(seed)
-        self.runner = IntegerRunner(num_blocks)
+        self.runner, runner, images = self._new_runner(seed, num_blocks, image_bytes)
         config = EngineConfig(
             max_context_tokens=MAX_CONTEXT_TOKENS,
             num_blocks=num_blocks,
@@ -53,20 +54,27 @@ class Fuzz:
         self.now_s = 0.0
         self.engine = Engine(
             config,
-            self.runner,
+            runner,
             hasher or new_hasher(),
             None,
             frozenset({EOS_ID}),
             poison=self.runner.poison,
             clock=self._clock,
             tiers=tiers,
-            images=IntegerImages(self.runner, image_bytes),
+            images=images,
         )
         self.requests: dict[str, GenerationRequest] = {}
         self.answers: dict[str, dict[int, Answer]] = {}
         self.old_prompts: list[tuple[int, ...]] = []
         self.seen: Counter[str] = Counter()
         self.num_steps = 0
+
+    def _new_runner(
+        self, seed: int, num_blocks: int, image_bytes: int
+    ) -> tuple[IntegerRunner, Runner | OverlappedRunner, BlockImages]:
+        """What holds the blocks, and the two sides of it that the engine sees."""
+        runner = IntegerRunner(num_blocks)
+        return runner, runner, IntegerImages(runner, image_bytes)
 
     def _clock(self) -> float:
         self.now_s += self.random.choice((0.01, 0.1, 0.3))
@@ -76,7 +84,7 @@ class Fuzz:
         for _ in range(num_steps):
             self._act()
             self._step()
-        while self.engine.has_unfinished:
+        while self.engine.has_unfinished or self.engine.stores.is_reading:
             self._step()
         stats = self.engine.stats()
         assert stats.num_used == stats.num_running == stats.num_waiting == 0
@@ -149,7 +157,7 @@ class Fuzz:
         outputs = self.engine.cancel(request_id)
         assert len(outputs) == unfinished, "one last output for each unfinished choice"
         assert self.engine.cancel(request_id) == []
-        self.engine.scheduler.check_integrity()
+        self.engine.check_integrity()
         self._take(outputs)
 
     def _take(self, outputs: list[RequestOutput]) -> None:

@@ -20,7 +20,7 @@ from chatkv.engine.request import (
     SamplingParams,
     WarmMode,
 )
-from chatkv.engine.tiers.tier import LowerTier
+from chatkv.engine.tiers.tier import BlockImages, LowerTier
 
 GREEDY_10 = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 
@@ -59,7 +59,7 @@ class Harness:
         max_copy_bytes: int = 32 << 20,
         image_bytes: int = 0,
     ) -> None:
-        self.runner = IntegerRunner(num_blocks, is_recording=True)
+        self.runner, images = self._new_runner(num_blocks, image_bytes)
         self.now_s = 0.0
         self.tokens_per_s = tokens_per_s
         self.max_context_tokens = min(max_context_tokens, num_blocks * 16)
@@ -81,9 +81,13 @@ class Harness:
             poison=self.runner.poison,
             clock=lambda: self.now_s,
             tiers=tiers,
-            images=IntegerImages(self.runner, image_bytes),
+            images=images,
         )
         self.answers: dict[tuple[str, int], Answer] = {}
+
+    def _new_runner(self, num_blocks: int, image_bytes: int) -> tuple[IntegerRunner, BlockImages]:
+        runner = IntegerRunner(num_blocks, is_recording=True)
+        return runner, IntegerImages(runner, image_bytes)
 
     def execute(self, batch: Batch) -> BatchResult:
         """The runner, on a machine that needs 20 ms for a step and a fixed time per token."""
