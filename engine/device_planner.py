@@ -158,7 +158,7 @@ class DevicePlan:
 def plan_device(
     demand: DeviceDemand, options: Sequence[WeightOption], card: Card, others: Sequence[WeightOption] = ()
 ) -> DevicePlan:
-    """`options`: best first, each smaller than the one before. `others`: what could have been asked for as well.
+    """`options`: best first, each smaller than the one before. `others`: what "auto" would have chosen from.
 
     The first that leaves room for a full context and eight chats is taken; where none does, the smallest. So more
     memory never makes the format worse, nor the pool smaller while the format stays. Raises PoolTooSmallError with all

@@ -45,7 +45,7 @@ def explanation(plan: DevicePlan) -> str:
 
 def refusal(plan: DevicePlan, in_8_bits: DevicePlan | None, others: list[DevicePlan]) -> str:
     """No room for one full context. in_8_bits: the same with K and V in 8 bits, where that is less. others: the same
-    in other weight formats."""
+    in the formats that "auto" chooses from."""
     demand, card = plan.demand, plan.card
     return (
         f"{card.name} has too little memory: one context of {demand.max_context_tokens:,} tokens takes "
@@ -101,8 +101,8 @@ def _ways_out(plan: DevicePlan, in_8_bits: DevicePlan | None, others: list[Devic
         yield f"It fits with gpu_reserve_bytes of at most {(plan.reserve_bytes - missing_bytes) >> 20} MiB."
     if in_8_bits is not None and in_8_bits.holds_a_context:
         yield 'It fits with kv_dtype = "int8".'
-    if (fitting := next((other for other in others if other.holds_a_context), None)) is not None:
-        yield f'It fits with weight_format = "{fitting.weight_format}".'
+    if any(other.holds_a_context for other in others):
+        yield 'It fits with weight_format = "auto".'
     num_tokens = max(0, plan.left_bytes) // plan.block_bytes * BLOCK_SIZE
     if num_tokens >= LEAST_CONTEXT_TOKENS:
         yield f"A context of {num_tokens:,} tokens fits."

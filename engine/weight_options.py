@@ -42,7 +42,7 @@ class WeightOption:
 
     weight_format: str
     spec: QuantSpec | None
-    """What is done to matrices of floats; None: they only become 16 bits wide."""
+    """What is made of matrices of floats; None: nothing, they become 16 bits wide on their way to the card."""
     num_bytes: int
     """Of all tensors as they lie on the device."""
     bits_per_weight: float
@@ -71,7 +71,8 @@ def option_in(config: ModelConfig, spec: QuantSpec) -> WeightOption:
         else:
             num_matrix_bytes += _packed_bytes(name, shape[0], shape[1], spec)
             num_weights += math.prod(shape)
-    return WeightOption(spec.name, spec, num_bytes + num_matrix_bytes, 8 * num_matrix_bytes / num_weights)
+    made = None if spec.kind == "bf16" else spec
+    return WeightOption(spec.name, made, num_bytes + num_matrix_bytes, 8 * num_matrix_bytes / num_weights)
 
 
 def stored_option(weight_format: str, tensors: Iterable[PackedTensor]) -> WeightOption:

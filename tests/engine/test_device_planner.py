@@ -120,6 +120,12 @@ def test_weights_of_one_matrix_after_another_by_hand() -> None:
     assert [option.weight_format for option in float_options(config, (8, 6))][1:3] == ["int8-g32", "fp8"]
 
 
+def test_nothing_is_made_on_disk_of_weights_that_only_become_16_bits_wide() -> None:
+    specs = {option.weight_format: option.spec for option in float_options(MODELS["Llama-3.2-1B"], (8, 9))}
+    assert specs["bf16"] is None
+    assert all(spec is not None and spec.name == name for name, spec in specs.items() if name != "bf16")
+
+
 def test_groups_fall_back_where_columns_do_not_divide() -> None:
     # 576 columns are 4.5 groups of 128: those matrices have groups of 64, the others of 128.
     options = {o.weight_format: o.num_bytes for o in float_options(MODELS["SmolLM2-135M"], (8, 9))}
@@ -207,7 +213,7 @@ def test_a_refusal_names_other_programs_the_reserve_and_other_formats() -> None:
     assert 495 <= lowered <= 500
     assert planned("Llama-3.1-8B", nearly, reserve_bytes=lowered * MIB).num_blocks == 512
     config = MODELS["Llama-3.1-8B"]
-    with pytest.raises(PoolTooSmallError, match=r'It fits with weight_format = "int8-g32"\.'):
+    with pytest.raises(PoolTooSmallError, match=r'It fits with weight_format = "auto"\.'):
         plan_device(demand(), [option_in(config, BF16)], CARDS[12], float_options(config, (8, 6)))
     assert plan.num_blocks > 512
 

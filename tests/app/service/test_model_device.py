@@ -85,7 +85,8 @@ def no_gpu(wanted: str, gpu: int | None) -> DeviceChoice:
 
 def place(installed: InstalledModel, gpus: Gpus, progress: list[float] | None = None, **settings: Any) -> PlacedModel:
     report = (lambda share: None) if progress is None else progress.append
-    options = {"context_tokens": 1024, "cpu_kernels": "torch", **settings}
+    # On the CPU a pool gets its first pages ready on a thread: a small one, or tests end while that works.
+    options = {"context_tokens": 1024, "cpu_kernels": "torch", "kv_bytes": 4 << 20, **settings}
     return ModelPlacer(
         installed, Settings(**options), 1024, 200, frozenset({2}), 1, Path("triton-cache"), report, gpus
     ).place()
@@ -98,7 +99,7 @@ def gpus(card: Card = CARD, **options: Any) -> Gpus:
 
 def test_on_a_card_with_room_all_of_it_is_planned(installed: InstalledModel, runner: type[FakeRunner]) -> None:
     progress: list[float] = []
-    placed = place(installed, gpus(note="Of 2 GPUs it uses GPU 1.", warning="An old driver."), progress)
+    placed = place(installed, gpus(note="Of 2 GPUs it uses GPU 1.", warning="An old driver."), progress, kv_bytes=None)
     assert placed.place.device == "cuda"
     assert placed.place.card == CARD.name
     assert placed.place.note == "Of 2 GPUs it uses GPU 1. An old driver."
@@ -155,7 +156,7 @@ def test_a_card_that_is_too_small_is_refused_or_left_for_the_cpu(
 
 def test_a_pool_that_cannot_be_had_shrinks(installed: InstalledModel, runner: type[FakeRunner]) -> None:
     runner.largest_pool = 5000
-    placed = place(installed, gpus(), device="cuda")
+    placed = place(installed, gpus(), device="cuda", kv_bytes=None)
     assert 64 <= placed.num_blocks <= 5000
     assert f"{placed.num_blocks:,} blocks" in placed.place.plan
     runner.largest_pool = 63
