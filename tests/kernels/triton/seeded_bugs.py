@@ -69,7 +69,7 @@ SEEDED_BUGS: tuple[SeededBug, ...] = (
     SeededBug("zero-offsets-in-32-bits", "transfer.py", "tl.load(block_ids_ptr + tl.program_id(0)).to(tl.int64)", "tl.load(block_ids_ptr + tl.program_id(0))", "test_transfer.py"),
     SeededBug("sample-target-not-in-the-tile", "sampling.py", "beyond = target - tl.sum(tl.where(is_picked, ends - tile_mass, 0), axis=0)", "beyond = target", "test_sampling.py"),
     SeededBug("sample-ties-of-each-tile", "sampling.py", "num_at_border - (tl.cumsum(count, axis=0) - count)", "num_at_border - (count - count)", "test_sampling.py"),
-    SeededBug("sample-one-tie-too-many", "sampling.py", "index_at_border < num_kept_here", "index_at_border <= num_kept_here", "test_sampling.py"),
+    SeededBug("sample-one-tie-too-many", "sampling.py", "index_at_border < num_kept_here", "index_at_border <= num_kept_here", "test_sampling.py::test_ids_at_the_border_lie_among_better_ones"),
     SeededBug("sample-tiles-in-own-units", "sampling.py", "tl.exp2(-distances(tile_bests, best, scale))", "tl.exp2(-distances(tile_bests, best, 0.0))", "test_sampling.py"),
     SeededBug("top-p-of-all-not-of-top-k", "sampling_filters.py", "total = tl.load(at + MASS_KEPT)", "total = tl.sum(sums, axis=0)", "test_sampling.py"),
     SeededBug("top-k-forgets-what-is-nearer", "sampling_filters.py", "num_before + tl.cumsum(counts, axis=0) >= num_wanted", "tl.cumsum(counts, axis=0) >= num_wanted", "test_sampling.py"),

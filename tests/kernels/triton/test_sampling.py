@@ -179,6 +179,18 @@ def test_beside_a_border_the_pick_is_exact(filters: Draw, temperature: float) ->
     assert all(first < second for first, second in zip(ids, drawn[len(ids) :], strict=True))
 
 
+@pytest.mark.parametrize("filters", [Draw(top_k=40), Draw(top_p=0.9)])
+def test_ids_at_the_border_lie_among_better_ones(filters: Draw) -> None:
+    """One of them too many or too few would move where the later ids begin."""
+    row = torch.tensor([0.0, 1.0] * 25)
+    ends = torch.cumsum(reference.distribution(row.double(), 1.0, filters.top_k, filters.top_p, 0.0), 0)
+    ids = [9, 29, 35, 43, 47]
+    draws = [replace(filters, uniform=float(ends[i]) + side) for i in ids for side in (-2 * BOUND, 2 * BOUND)]
+    drawn, _ = run(row.expand(len(draws), -1), draws, 32)
+    assert drawn == [by_reference(row, draw) for draw in draws]
+    assert drawn[::2] == ids
+
+
 def test_a_row_is_drawn_alike_alone_and_in_any_company() -> None:
     random = Random(4)
     logits = torch.randn(6, 200, generator=torch.Generator().manual_seed(4)) * 2
