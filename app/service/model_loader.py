@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.paths import Paths
@@ -25,9 +25,10 @@ from .loaded import LoadedModel, Loader
 from .model_views import effective_context
 
 if TYPE_CHECKING:
+    import torch
+
     from chatkv.engine.block_hash import BlockHasher
     from chatkv.engine.kv_layout import KVLayout
-    from chatkv.engine.tiers.host_tier import HostTier
 
 log = logging.getLogger(__name__)
 _SAMPLING_FIELDS = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
@@ -97,7 +98,7 @@ def load_model(
         max_num_waiting=settings.max_num_waiting,
         check_integrity=settings.check_integrity,
     )
-    tiers = lower_tiers(kv_store, settings, fingerprint.digest, decoder.layout, installed, place.device)
+    tiers = lower_tiers(kv_store, settings, fingerprint.digest, decoder.layout, installed, decoder.device)
     constants_name = f"prefill {fingerprint.digest.hex()}"
     engine = Engine(
         config,
@@ -135,38 +136,30 @@ def lower_tiers(
     fingerprint: bytes,
     layout: KVLayout,
     installed: InstalledModel,
-    device: Literal["cpu", "cuda"],
+    device: torch.device,
 ) -> list[LowerTier]:
     """Fastest first."""
     tiers: list[LowerTier] = []
     image_bytes = layout.block_bytes
-    host_bytes = host_tier_bytes(settings, device)
+    host_bytes = host_tier_bytes(settings, device.type)
     if host_bytes >= image_bytes:
-        tiers.append(_host_tier(image_bytes, host_bytes, is_beside_gpu=device == "cuda"))
+        from chatkv.engine.tiers.host_tier import HostTier
+        from chatkv.engine.tiers.locked_memory import CudaPageLocker
+
+        locker = CudaPageLocker(device) if device.type == "cuda" else None
+        tiers.append(HostTier(image_bytes, host_bytes, locker=locker))
     label = f"{installed.name}, {layout.kv_dtype} KV"
     disk = kv_store.tier_for(fingerprint, image_bytes, label, installed.content_sha256)
     return [*tiers, disk] if disk is not None else tiers
 
 
-def _host_tier(image_bytes: int, limit_bytes: int, *, is_beside_gpu: bool) -> HostTier:
-    from chatkv.engine.tiers.host_tier import HostTier
-
-    try:
-        return HostTier(image_bytes, limit_bytes, is_page_locked=is_beside_gpu)
-    except RuntimeError as error:
-        if not is_beside_gpu:
-            raise
-        log.warning("memory for cached chats cannot be locked, so copies are slower: %s", error)
-        return HostTier(image_bytes, limit_bytes, is_page_locked=False)
-
-
-def host_tier_bytes(settings: Settings, device: Literal["cpu", "cuda"]) -> int:
+def host_tier_bytes(settings: Settings, device_type: str) -> int:
     """On the CPU the pool is host memory itself: a host tier only where it was asked for."""
     from chatkv.engine.planner import machine_memory_bytes
 
     if settings.kv_host_bytes is not None:
         return settings.kv_host_bytes
-    return min(int(machine_memory_bytes() * HOST_SHARE), HOST_LIMIT_BYTES) if device == "cuda" else 0
+    return min(int(machine_memory_bytes() * HOST_SHARE), HOST_LIMIT_BYTES) if device_type == "cuda" else 0
 
 
 def hash_blocks(hasher: BlockHasher, token_ids: Sequence[int]) -> list[bytes]:

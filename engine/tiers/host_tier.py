@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
 from .copy_set import CopySet
+from .locked_memory import LockedMemory, PageLocker
 from .read_rate import ReadRate
 from .score import HitClock
 from .tier import BlockRecord, CopyState, LoadJob, Owners, TierCopy, TierStats
@@ -26,19 +25,18 @@ class HostTier:
         image_bytes: int,
         limit_bytes: int,
         *,
-        is_page_locked: bool | None = None,
+        locker: PageLocker | None = None,
         hit_clock: HitClock | None = None,
     ) -> None:
-        """`is_page_locked`: the device can copy by itself; None: when there is a CUDA device. Raises ValueError when
-        `limit_bytes` does not hold one image."""
+        """locker: locks the memory for a device, which can then copy by itself. Raises ValueError when `limit_bytes`
+        does not hold one image."""
         if limit_bytes < image_bytes:
             raise ValueError(f"a host tier of {limit_bytes} bytes holds no block of {image_bytes}")
         self.image_bytes = image_bytes
         self.on_change: Callable[[], None] = lambda: None
         num_slots = limit_bytes // image_bytes
-        pin_memory = torch.cuda.is_available() if is_page_locked is None else is_page_locked
-        slab = torch.empty(num_slots * image_bytes, dtype=torch.uint8, pin_memory=pin_memory)
-        self._slab = memoryview(slab.numpy().data)
+        self._memory = LockedMemory(num_slots * image_bytes, image_bytes, locker)
+        self._slab = memoryview(self._memory.bytes.numpy().data)
         self._limit_bytes = num_slots * image_bytes
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._lock = threading.Lock()
@@ -67,6 +65,7 @@ class HostTier:
                 return None
             self._notice = None
             copy.slot = self._free_slots.pop()
+            self._memory.reach(copy.slot * self.image_bytes)
             since = time.perf_counter()
             self._image(copy.slot)[:] = image
             self._rate.add_sample(self.image_bytes / max(time.perf_counter() - since, 1e-9))
@@ -120,7 +119,8 @@ class HostTier:
             )
 
     def close(self) -> None:
-        """Nothing to wait for; the memory goes with the object."""
+        """The memory goes with the object."""
+        self._memory.close()
 
     def _image(self, slot: int) -> memoryview:
         return self._slab[slot * self.image_bytes : (slot + 1) * self.image_bytes]

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from chatkv.app.service.model_device import Gpus, ModelPlacer
-from chatkv.app.service.model_loader import lower_tiers
 from chatkv.app.settings import Settings
 from chatkv.engine.batch import Batch
-from chatkv.engine.kv_layout import KVLayout
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.models.native import write_weights
 from chatkv.engine.models.source import open_source
@@ -65,15 +63,3 @@ def test_a_planned_model_answers(tmp_path: Path) -> None:
     (answer,) = result.sequences
     assert answer.error is None
     assert 0 <= answer.token_ids[0] < 90
-
-
-class NoStore:
-    def tier_for(self, *facts: object) -> None:
-        return None
-
-
-def test_memory_that_cannot_be_locked_holds_blocks_all_the_same() -> None:
-    """As here, where there is no GPU to lock it for."""
-    layout = KVLayout.of(ModelConfig.from_hf(LLAMA), "bf16", "position")
-    tiers = lower_tiers(NoStore(), Settings(kv_host_bytes=1 << 20), b"", layout, fake_installed(), "cuda")  # type: ignore[arg-type]
-    assert [tier.name for tier in tiers] == ["host"]
