@@ -62,6 +62,10 @@ class Settings(BaseSettings):
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """int8 takes little more than half of the memory and disk per token, at a small cost in quality; fp8 takes as much,
     on a GPU only."""
+    weight_format: Literal["auto", "as-is", "bf16", "fp8", "int8", "int4", "nf4", "int8-bnb"] = "auto"
+    """What weights that a model's file holds as floats become; what is quantised there is kept exactly. auto: on a GPU
+    the best that leaves room for eight chats, on the CPU int8 where chatkv's own kernels then run the model. Made once,
+    and kept beside the model. nf4 and int8-bnb are bitsandbytes': for comparison, slow on the CPU."""
     kv_encryption: bool = False
     """Encrypt the disk store; its key is a file beside the service's other keys."""
     idle_unload_s: float = Field(3600.0, ge=0)

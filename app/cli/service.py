@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 ANSWER_TIMEOUT_S = 10.0
 """A service that reads a long prompt or loads a model answers well within this."""
+MODEL_LINES = ("error", "weights", "plan", "note")
+"""Of a model's status: sentences for people."""
 
 
 def serve(
@@ -124,7 +126,7 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
             ("version", found["version"]),
             ("model", f"{model['name'] or 'none'} ({model['state'].replace('_', ' ')})"),
             ("device", f"{found['device']}, {model['kernels']}" if model.get("kernels") else found["device"]),
-            *((name, model[name].replace("\n", " ")) for name in ("error", "plan", "note") if model.get(name)),
+            *((name, model[name].replace("\n", " ")) for name in MODEL_LINES if model.get(name)),
             ("requests", f"{found['num_running']} running, {found['num_waiting']} waiting"),
         ]
         if device:

@@ -173,6 +173,8 @@ class LoadedModel:
     """Names what its blocks mean, in every tier."""
     hash_blocks: Callable[[Sequence[int]], Sequence[bytes]]
     """Token ids from the start of a prompt -> the names of its full blocks."""
+    weights: str = ""
+    """For people: in which format they run, and how they came to it."""
     kv_dtype: str = "fp32"
     tiers: Sequence[LowerTier] = ()
     """Below the device, fastest first. The engine closes them."""

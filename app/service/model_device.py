@@ -132,6 +132,7 @@ class ModelPlacer:
                 kernels,
                 lambda share: self.on_progress(SHARE_OF_WEIGHTS * share),
                 kv_dtype=self.settings.kv_dtype,
+                weight_format=plan.option.spec or "as-is",
             )
         except torch.OutOfMemoryError as error:
             raise loading_failed(plan, self.gpus.measure(card).free_bytes) from error
@@ -167,7 +168,8 @@ class ModelPlacer:
         """Formats that may be chosen, and those that could have been asked for."""
         if is_packed(stored.weight_format):
             return [stored_option(stored.weight_format, stored.tensors)], []
-        return float_options(stored.config, card.capability), []
+        asked = float_options(stored.config, card.capability, self.settings.weight_format)
+        return asked, [] if self.settings.weight_format == "auto" else float_options(stored.config, card.capability)
 
     def _on_cpu(self, note: str, notice: str) -> PlacedModel:
         settings = self.settings
@@ -179,6 +181,7 @@ class ModelPlacer:
             KernelChoice(cpu_kernels=settings.cpu_kernels, num_threads=self.num_threads),
             self.on_progress,
             kv_dtype=kv_dtype,
+            weight_format=settings.weight_format,
         )
         plan = plan_pool(
             decoder.layout,

@@ -93,6 +93,7 @@ class ModelManager:
             "error": self._error,
             "context_tokens": loaded.context_tokens if loaded else None,
             "weight_format": loaded.weight_format if loaded else None,
+            "weights": loaded.weights or None if loaded else None,
             "kernels": loaded.kernels if loaded else None,
             "card": loaded.place.card or None if loaded else None,
             "plan": loaded.place.plan or None if loaded else None,

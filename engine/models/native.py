@@ -10,12 +10,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chatkv.kernels import KernelChoice
 
-from ..errors import BrokenModelError
+from ..errors import BrokenModelError, ModelStorageError
 from ..quant.formats import format_of, shape_of
 from ..quant.spec import QuantSpec, WeightFormat
 from .config import ModelConfig
@@ -25,7 +25,7 @@ from .manifest import WEIGHTS_FILE, has_unchanged_weights, lacks_weights_record,
 from .names import tensor_shapes
 from .quantised import quantised_weights
 from .source import WeightSource, read_config
-from .weight_choice import choose_weights
+from .weight_choice import AS_IN_FILE, choose_weights
 from .weights_file import FORMAT, FORMAT_1, MappedWeights, WeightsWriter, content_hash, map_weights
 
 CONFIG_FILE = "config.json"
@@ -77,7 +77,7 @@ def load_model(
     on_progress: Callable[[float], None] | None = None,
     *,
     kv_dtype: str = AUTO,
-    weight_format: WeightFormat = "as-is",
+    weight_format: WeightFormat | QuantSpec = "as-is",
 ) -> Decoder:
     """Map an imported model and prepare it for the kernels of `choice`. `on_progress` gets 0 .. 1.
 
@@ -99,10 +99,16 @@ def load_model(
     chosen = choose_weights(weight_format, choice, config, weights, shapes)
     facts = WeightFacts(weights.content_sha256, weights.weight_format, origin=chosen.reason)
     if chosen.spec is not None:
-        made, report = _made(native_dir, weights, shapes, chosen.spec, report)
-        quantiser = chosen.spec.facts() | {"content_sha256": made.content_sha256}
-        facts = WeightFacts(weights.content_sha256, made.weight_format, quantiser, chosen.reason)
-        weights = made
+        try:
+            made, report = _made(native_dir, weights, shapes, chosen.spec, report)
+        except ModelStorageError as error:
+            if weight_format != "auto":
+                raise
+            facts = replace(facts, origin=f"{AS_IN_FILE}. {error}")
+        else:
+            quantiser = chosen.spec.facts() | {"content_sha256": made.content_sha256}
+            facts = WeightFacts(weights.content_sha256, made.weight_format, quantiser, chosen.reason)
+            weights = made
     decoder = Decoder(config, lambda name: weights.read(name, shapes[name]), facts, choice, report, kv_dtype)
     report(1.0)  # Native kernels have nothing to prepare: they read the mapped file.
     return decoder

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from chatkv.kernels import KernelChoice
 from chatkv.kernels.cpu.native.lowering import HEAD_MULTIPLE
 from chatkv.kernels.cpu.native.model import why_none_here
 from chatkv.kernels.weights import GROUP_SIZE, FpWeight
 
-from ..quant.spec import QuantSpec, WeightFormat, cpu_spec, gpu_spec
+from ..quant.formats import PackedTensor
+from ..quant.spec import QuantSpec, WeightFormat, spec_of
 from .config import ModelConfig
 from .quantised import Shapes, spec_of_tensor
 from .weights_file import MappedWeights
@@ -25,39 +28,39 @@ class WeightChoice(NamedTuple):
 
 
 def choose_weights(
-    asked: WeightFormat, kernels: KernelChoice, config: ModelConfig, source: MappedWeights, shapes: Shapes
+    asked: WeightFormat | QuantSpec, kernels: KernelChoice, config: ModelConfig, source: MappedWeights, shapes: Shapes
 ) -> WeightChoice:
     """What was quantised before is kept exactly, whatever is asked for.
 
-    "auto" on the CPU: floats in 8 bits where the native kernels can then run the model, which is several times as fast
-    and costs next to nothing in quality; elsewhere as in the file. A GPU's memory decides there: its planner asks for a
-    format by name.
+    "auto" is the CPU's: floats in 8 bits where the native kernels can then run the model, which is many times as fast
+    and costs next to nothing in quality; elsewhere as in the file. A GPU's planner gives a `QuantSpec`.
     """
     floats = [name for name in source.tensor_names if isinstance(source.read(name, shapes[name]), FpWeight)]
     if not floats or asked == "as-is":
         return WeightChoice(None, AS_IN_FILE)
-    if kernels.device != "cpu":
-        return WeightChoice(None, AS_IN_FILE) if asked == "auto" else _made(gpu_spec(asked), asked, floats, shapes)
-    if asked != "auto":
-        return _made(cpu_spec(asked), asked, floats, shapes)
-    obstacle = _why_not_native(kernels, config, floats, shapes)
-    if obstacle is not None:
-        return WeightChoice(None, AS_IN_FILE)
-    return WeightChoice(cpu_spec("int8"), "made from the model's floats, so that the native kernels run it")
-
-
-def _made(spec: QuantSpec | None, asked: str, floats: list[str], shapes: Shapes) -> WeightChoice:
+    if asked == "auto":
+        if _why_not_native(kernels, config, floats, shapes) is not None:
+            return WeightChoice(None, AS_IN_FILE)
+        return WeightChoice(spec_of("int8"), "made from the model's floats, so that the native kernels run it")
+    spec = asked if isinstance(asked, QuantSpec) else spec_of(asked)
     assert spec is not None
-    wanted = [(spec_of_tensor(spec, name), shapes[name][1]) for name in floats]
-    if not any(own is not None and own.fitting(columns) for own, columns in wanted):
-        return WeightChoice(None, f"{AS_IN_FILE}: its matrices do not divide into the groups of {spec.name}")
-    return WeightChoice(spec, f'made from the model\'s floats, as weight_format = "{asked}" asks')
+    if not any(_can_become(spec, name, source.read(name, shapes[name])) for name in floats):
+        return WeightChoice(None, AS_IN_FILE)
+    reason = "as there is room for it" if isinstance(asked, QuantSpec) else f'as weight_format = "{asked}" asks'
+    return WeightChoice(spec, f"made from the model's floats, {reason}")
+
+
+def _can_become(spec: QuantSpec, name: str, tensor: PackedTensor) -> bool:
+    own = spec_of_tensor(spec, name)
+    if own is None or not isinstance(tensor, FpWeight):
+        return False
+    return tensor.values.dtype == torch.float32 if own.kind == "bf16" else own.fitting(tensor.shape[1]) is not None
 
 
 def _why_not_native(kernels: KernelChoice, config: ModelConfig, floats: list[str], shapes: Shapes) -> str | None:
     """Known before the weights are made; None: the native kernels will run them."""
-    if kernels.cpu_kernels == "torch":
-        return "torch was asked for"
+    if kernels.device != "cpu" or kernels.cpu_kernels == "torch":
+        return "something else was asked for"
     if config.head_dim % HEAD_MULTIPLE:
         return f"the head size is not a multiple of {HEAD_MULTIPLE}"
     if any(shapes[name][1] % GROUP_SIZE for name in floats):

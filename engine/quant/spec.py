@@ -94,10 +94,10 @@ class QuantSpec:
         return quanta + _SCALE_BYTES[spec.kind] * math.ceil(count / spec.group_size)
 
 
-def cpu_spec(weight_format: WeightFormat) -> QuantSpec | None:
-    """What a format means on the CPU, whose native kernels read groups of 32; None: nothing is changed.
+def spec_of(weight_format: WeightFormat) -> QuantSpec | None:
+    """What a format means, with groups of 32, which kernels for the CPU read too; None: nothing is changed.
 
-    What "auto" means depends on the model: `choice.cpu_choice`.
+    What "auto" means depends on model and device.
     """
     assert weight_format != "auto"
     return {
@@ -109,10 +109,3 @@ def cpu_spec(weight_format: WeightFormat) -> QuantSpec | None:
         "nf4": QuantSpec("nf4"),
         "int8-bnb": QuantSpec("int8-bnb"),
     }[weight_format]
-
-
-def gpu_spec(weight_format: WeightFormat) -> QuantSpec | None:
-    """What a format means on a GPU, whose kernels read larger groups too: fewer scales are fewer bytes a token."""
-    if weight_format == "int4":
-        return QuantSpec("int4-affine", 64, is_searched=True)
-    return cpu_spec(weight_format)

@@ -462,6 +462,7 @@ class FakeModels:
             num_embd=64,
             place=self.place,
             weight_format=installed.weight_format,
+            weights=f"{installed.weight_format}, as in the model's file",
             describe_kernels=lambda: f"native AVX2, {self.num_threads} threads",
             set_num_threads=partial(setattr, self, "num_threads"),
             default_sampling={},

@@ -171,6 +171,7 @@ async def test_status_and_metrics(running: Running) -> None:
         "error": None,
         "context_tokens": 4096,
         "weight_format": "int4",
+        "weights": "int4, as in the model's file",
         "kernels": "native AVX2, 2 threads",
         "card": None,
         "plan": None,

@@ -29,7 +29,7 @@ from chatkv.engine.models.source import open_source
 from chatkv.engine.models.weights_file import WeightsWriter, map_weights
 from chatkv.engine.quant import spec as spec_module
 from chatkv.engine.quant.formats import format_of
-from chatkv.engine.quant.spec import WeightFormat
+from chatkv.engine.quant.spec import QuantSpec, WeightFormat
 from chatkv.kernels import KernelChoice, bnb
 from chatkv.kernels.reference import dequantise
 from chatkv.kernels.weights import TiledWeight
@@ -95,8 +95,8 @@ FORMATS: dict[WeightFormat, tuple[str, str, float]] = {
     "nf4": ("nf4", "fp32", 0.5),
     "int8-bnb": ("int8-bnb", "fp32", 0.1),
 }
-"""What is asked for -> matrices, embedding and head, and how far logits may be off on average, of their spread (those of
-another model would be off by 1.1)."""
+"""What is asked for -> matrices, embedding and head, and how far logits may be off on average, of their spread (those
+of another model: 1.1)."""
 
 
 @pytest.mark.parametrize("asked", FORMATS)
@@ -342,6 +342,31 @@ def test_a_disk_that_refuses_is_named(folder: Path, monkeypatch: pytest.MonkeyPa
         load_model(folder, weight_format="int8")
     assert not list((folder / "quantised").iterdir())
     assert load_model(folder, weight_format="as-is").weight_format == "fp32"
+
+
+def test_without_room_auto_runs_what_there_is_and_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(WeightsWriter, "finish", refuse)
+    model = load_model(folder, weight_format="auto")
+    assert model.weight_format == "fp32"
+    assert model.weight_origin.startswith("as in the model's file. Weights in int8-g32 could not be kept")
+    assert "the disk is full" in model.weight_origin
+    assert "quantiser" not in model.fingerprint_facts()
+
+
+def test_sixteen_bits_are_not_made_of_sixteen_bits(tmp_path: Path) -> None:
+    folder = install(tmp_path / "model", "BF16")
+    assert load_model(folder, weight_format="bf16").weight_format == "bf16"
+    assert not (folder / "quantised").exists()
+
+
+def test_a_planner_asks_for_groups_of_its_own(folder: Path) -> None:
+    model = load_model(folder, weight_format=QuantSpec("int4-affine", 128, is_searched=True))
+    assert model.weight_format == "int4-affine-g128"
+    assert "room" in model.weight_origin
+    assert logits(model).isfinite().all()
 
 
 def test_room_is_asked_for_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
