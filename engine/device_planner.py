@@ -238,7 +238,9 @@ def _planned(demand: DeviceDemand, option: WeightOption, card: Card) -> DevicePl
             option=option,
             weight_bytes=allocated_weight_bytes(option),
             cuda_bytes=0 if card.has_context else CUDA_BYTES,
-            buffer_bytes=demand.buffers.num_bytes(demand.config, demand.max_context_tokens) + RUNTIME_BYTES,
+            buffer_bytes=demand.buffers.num_bytes(demand.config, demand.max_context_tokens)
+            + option.scratch_bytes
+            + RUNTIME_BYTES,
             reserve_bytes=default_reserve_bytes(card) if demand.reserve_bytes is None else demand.reserve_bytes,
         )
     )

@@ -21,6 +21,9 @@ VECTOR_BYTES = 4
 """Norms and biases stay float32."""
 FLOAT_BYTES = 2
 """A matrix of floats, whatever it was stored in."""
+UNPACKED_BYTES = 2 * 6
+"""Of a weight of bitsandbytes, whose matrices are unpacked one by one when they are multiplied, by way of float32; once
+for steps that are captured and once for others."""
 
 BF16 = QuantSpec("bf16")
 FP8 = QuantSpec("fp8", is_searched=True)
@@ -46,6 +49,8 @@ class WeightOption:
     num_bytes: int
     """Of all tensors as they lie on the device."""
     bits_per_weight: float
+    scratch_bytes: int = 0
+    """Device memory that multiplying takes beside the result."""
 
 
 def float_options(
@@ -64,15 +69,18 @@ def float_options(
 
 
 def option_in(config: ModelConfig, spec: QuantSpec) -> WeightOption:
-    num_bytes = num_matrix_bytes = num_weights = 0
+    num_bytes = num_matrix_bytes = num_weights = largest = 0
     for name, shape in tensor_shapes(config).items():
         if len(shape) == 1:
             num_bytes += shape[0] * VECTOR_BYTES
         else:
             num_matrix_bytes += _packed_bytes(name, shape[0], shape[1], spec)
             num_weights += math.prod(shape)
+            largest = max(largest, math.prod(shape) if name not in (EMBEDDING, HEAD) else 0)
     made = None if spec.kind == "bf16" else spec
-    return WeightOption(spec.name, made, num_bytes + num_matrix_bytes, 8 * num_matrix_bytes / num_weights)
+    scratch_bytes = largest * UNPACKED_BYTES if spec.kind in ("nf4", "int8-bnb") else 0
+    bits_per_weight = 8 * num_matrix_bytes / num_weights
+    return WeightOption(spec.name, made, num_bytes + num_matrix_bytes, bits_per_weight, scratch_bytes)
 
 
 def stored_option(weight_format: str, tensors: Iterable[PackedTensor]) -> WeightOption:

@@ -135,6 +135,14 @@ def test_groups_fall_back_where_columns_do_not_divide() -> None:
     assert options["int4-affine-g64"] > 30 * narrow * 36 // 64
 
 
+def test_formats_that_are_unpacked_to_be_multiplied_need_room_for_that() -> None:
+    config, card = MODELS["Llama-3.1-8B"], CARDS[24]
+    (nf4,) = float_options(config, card.capability, "nf4")
+    assert nf4.scratch_bytes == 12 * 14336 * 4096
+    plain = plan_device(demand(), float_options(config, card.capability, "int4")[:1], card)
+    assert plan_device(demand(), [nf4], card).buffer_bytes - plain.buffer_bytes == nf4.scratch_bytes
+
+
 def stored() -> list[PackedTensor]:
     packed = Int4Weight(torch.zeros(24, 2, 16, dtype=torch.uint8), *(torch.zeros(24, 2).half() for _ in range(2)))
     return [FpWeight(torch.zeros(48, 64)), packed, tile(packed), torch.zeros(64)]
