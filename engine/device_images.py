@@ -31,6 +31,11 @@ class DeviceImages:
         self._out = _Direction(pool)
         self._in = _Direction(pool)
 
+    def warm_up(self) -> None:
+        """Compiles what copies need. Nothing is written into blocks."""
+        for direction in (self._out, self._in):
+            direction.warm_up()
+
     @property
     def num_free_reads(self) -> int:
         return self._out.num_free
@@ -90,6 +95,15 @@ class _Direction:
             num_gathered = min(max(GATHERED_BYTES // image_bytes, 1), num_slots)
             with self.stream.active():
                 self._gathered = torch.empty(num_gathered, image_bytes, dtype=torch.uint8, device=pool.device)
+
+    def warm_up(self) -> None:
+        if self._gathered is None:
+            return
+        with self.stream.active():
+            block_ids, images = self._on_device([0]), self._gathered[:1]
+            gather_blocks(self._pool, block_ids, images)
+            scatter_blocks(images, block_ids, images)
+        self.stream.synchronize()
 
     @property
     def is_gathering(self) -> bool:

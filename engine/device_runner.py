@@ -23,8 +23,9 @@ from .models.decoder import Decoder
 from .sample_plan import SamplePlan
 from .step_rows import are_finite, last_rows, new_blocks, sequence_result, step_rows
 
-WARM_UP_ROWS = (1, 2, 16, 64)
-"""Rows of the chunks that are run once before there are requests: kernels differ in how many rows they take."""
+WARM_UP_ROWS = (2, 64)
+"""Rows of the chunks that are run once before there are requests: kernels differ in how many rows they take. Single
+rows are run when decode steps are captured."""
 
 
 class DeviceRunner:
@@ -63,16 +64,18 @@ class DeviceRunner:
         """Compiles what steps will need and captures the decode steps. A chunk of `max_batched_tokens` takes the memory
         that the largest step takes. Nothing is written into blocks."""
         chunks = [num_rows for num_rows in WARM_UP_ROWS if num_rows < max_batched_tokens] + [max_batched_tokens]
+        report = on_progress or (lambda share: None)
         with self._stream.active():
             for done, num_rows in enumerate(chunks, start=1):
-                self._executor.forward(self._executor.packer.pack(_idle_chunk(num_rows)), self._kv)
+                logits = self._executor.forward(self._executor.packer.pack(_idle_chunk(num_rows)), self._kv).logits
                 self._stream.synchronize()
-                if on_progress:
-                    on_progress(done / len(chunks) / 2)
-            self._graphs.capture(on_progress and (lambda share: on_progress(0.5 + share / 2)))
+                report(done / len(chunks) / 2)
+            self._sampler.warm_up(logits)
+            zero_blocks(torch.empty_like(self.pool[:1]), torch.zeros(1, dtype=torch.int32, device=self.pool.device))
+            self._graphs.capture(lambda share: report(0.5 + share / 2))
         self._stream.synchronize()
-        if on_progress:
-            on_progress(1.0)
+        self.images.warm_up()
+        report(1.0)
 
     def execute(self, batch: Batch) -> BatchResult:
         """One step. A sequence with non-finite numbers gets an error; the others are unharmed."""
@@ -186,6 +189,6 @@ class PendingStep:
 
 
 def _idle_chunk(num_rows: int) -> StepRows:
-    """A sequence that writes nothing."""
-    table = [0] * -(-num_rows // BLOCK_SIZE)
-    return StepRows([0] * num_rows, [-1] * num_rows, [SequenceSpan(num_rows, 0, table)], [num_rows - 1])
+    """A sequence that writes nothing, with as many logits as a step of many decodes has."""
+    table, selected = [0] * -(-num_rows // BLOCK_SIZE), range(max(num_rows - WARM_UP_ROWS[-1], 0), num_rows)
+    return StepRows([0] * num_rows, [-1] * num_rows, [SequenceSpan(num_rows, 0, table)], selected)

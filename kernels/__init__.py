@@ -57,6 +57,8 @@ class KernelChoice:
     """Of the GPU's kernels."""
     is_deterministic: bool = False
     """On the GPU: what a row computes does not depend on the rows beside it. The CPU is always so."""
+    has_fp8_activations: bool | None = None
+    """On the GPU: many rows are rounded to fp8 before they meet fp8 weights; None: where the card multiplies fp8."""
 
 
 def executor_for(choice: KernelChoice, program: Program, on_progress: OnProgress | None = None) -> Executor:
@@ -86,5 +88,10 @@ def _triton_executor(choice: KernelChoice, program: Program, on_progress: OnProg
 
     device = torch.device("cpu" if choice.device == "interpreter" else choice.device)
     return TritonExecutor(
-        program, device, choice.compute_dtype, is_deterministic=choice.is_deterministic, on_progress=on_progress
+        program,
+        device,
+        choice.compute_dtype,
+        is_deterministic=choice.is_deterministic,
+        has_fp8_activations=choice.has_fp8_activations,
+        on_progress=on_progress,
     )

@@ -14,9 +14,10 @@ from ..program import Attend, Gate, Program, Register, Select, Take
 from .activation import silu_mul
 from .attention_chunk import paged_chunk
 from .attention_decode import SPLIT_TOKENS, paged_decode
+from .bnb_matrix import BnbMatrix
 from .embedding import embed
-from .linear import linear
-from .lowering import EmbedRows, Lowering, Multiply, NormRows, Rotate
+from .linear import W8A8_FROM_ROWS, linear
+from .lowering import AnyMatrix, EmbedRows, Lowering, Multiply, NormRows, Rotate
 from .norm import add, add_rms_norm
 from .pending_ids import fill_pending
 from .rope import rotate_and_store
@@ -54,9 +55,12 @@ class TritonExecutor:
         compute_dtype: ComputeDtype = "bf16",
         *,
         is_deterministic: bool = False,
+        has_fp8_activations: bool | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        """is_deterministic: a row goes one way through the kernels, however many rows there are; slower."""
+        """is_deterministic: a row goes one way through the kernels, however many rows there are; slower.
+        has_fp8_activations: products of many rows with fp8 weights are of fp8 numbers; None: where the device can.
+        """
         self.device = device
         self.stream = DeviceStream(device)
         self.is_deterministic = is_deterministic
@@ -71,6 +75,9 @@ class TritonExecutor:
             self.sampled_ids = torch.zeros(MAX_SAMPLES, dtype=torch.int32, device=device)
             """Of the step before: what pending ids stand for. Whoever samples writes them."""
         self.weight_bytes = lowering.weight_bytes
+        if has_fp8_activations is None:
+            has_fp8_activations = multiplies_fp8(device)
+        self._has_fp8_activations = has_fp8_activations and lowering.has_fp8_weights and not is_deterministic
         self.packer = InputPacker(self.stream, program.vocab_size)
         self._num_positions = 0
         self.ensure_positions(FIRST_POSITIONS)
@@ -93,6 +100,7 @@ class TritonExecutor:
             "compute_dtype": self.compute_dtype,
             "is_deterministic": int(self.is_deterministic),
             "attention_split": SPLIT_TOKENS,
+            "activation_quantisation": f"e4m3 from {W8A8_FROM_ROWS} rows" if self._has_fp8_activations else "none",
         }
 
     def ensure_positions(self, num_positions: int) -> None:
@@ -126,7 +134,7 @@ class TritonExecutor:
         for op in self._launches:
             match op:
                 case EmbedRows(target, table):
-                    registers[target] = embed(token_ids, table)
+                    registers[target] = self._embed(token_ids, table)
                 case NormRows(source, weight, eps):
                     hidden = registers[source]
                     activations = torch.empty(hidden.shape, dtype=self._dtype, device=self.device)
@@ -137,17 +145,11 @@ class TritonExecutor:
                     activations = silu_mul(registers[source])
                 case Multiply(target, matrix, is_added=True):
                     self._settle(registers, pending, target)
-                    pending[target] = linear(activations, matrix, is_deterministic=self.is_deterministic)
+                    pending[target] = self._multiply(activations, matrix)
                 case Multiply(Register.LOGITS, matrix):
-                    logits = linear(
-                        activations,
-                        matrix,
-                        out=logits,
-                        out_dtype=torch.float32,
-                        is_deterministic=self.is_deterministic,
-                    )
+                    logits = self._multiply(activations, matrix, logits, torch.float32)
                 case Multiply(target, matrix):
-                    registers[target] = linear(activations, matrix, is_deterministic=self.is_deterministic)
+                    registers[target] = self._multiply(activations, matrix)
                 case Rotate():
                     self._rotate_and_store(op, registers[op.heads], inputs, kv)
                 case Attend(heads, target):
@@ -161,6 +163,24 @@ class TritonExecutor:
                     registers[target] = hidden if inputs.is_all_selected else hidden.index_select(0, inputs.selected)
         assert logits is not None, "a program ends with its logits"
         return StepOutputs(logits, is_finite)
+
+    @staticmethod
+    def _embed(token_ids: Tensor, table: AnyMatrix) -> Tensor:
+        return table.embed(token_ids) if isinstance(table, BnbMatrix) else embed(token_ids, table)
+
+    def _multiply(
+        self, x: Tensor, matrix: AnyMatrix, out: Tensor | None = None, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if isinstance(matrix, BnbMatrix):
+            return matrix.product(x, out, out_dtype or self._dtype)
+        return linear(
+            x,
+            matrix,
+            out,
+            out_dtype,
+            is_deterministic=self.is_deterministic,
+            has_fp8_activations=self._has_fp8_activations,
+        )
 
     @staticmethod
     def _settle(registers: dict[Register, Tensor], pending: dict[Register, Tensor | None], register: Register) -> None:
@@ -192,5 +212,22 @@ class TritonExecutor:
             attended = paged_decode(queries, kv, op.layer, tables, inputs.lengths, scale, window=window)
         else:
             starts, cu_rows, max_rows = inputs.start_positions, inputs.cu_rows, inputs.max_rows
-            attended = paged_chunk(queries, kv, op.layer, tables, cu_rows, starts, max_rows, scale, window=window)
+            attended = paged_chunk(
+                queries,
+                kv,
+                op.layer,
+                tables,
+                cu_rows,
+                starts,
+                max_rows,
+                scale,
+                window=window,
+                is_deterministic=self.is_deterministic,
+            )
         return attended.flatten(1)
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """NVIDIA's cards from compute capability 8.9 on."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= (8, 9)

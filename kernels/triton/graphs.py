@@ -53,6 +53,10 @@ class DecodeGraphs:
         }
         self._angles: tuple[Tensor, ...] = ()
 
+    @property
+    def graphs(self) -> list[DecodeGraph]:
+        return list(self._graphs.values())
+
     def capture(self, on_progress: OnProgress | None = None) -> None:
         """All graphs, before which they run launch by launch. Compiles what is not compiled yet; some seconds."""
         if self._device.type != "cuda":

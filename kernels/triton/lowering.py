@@ -16,13 +16,16 @@ from torch import Tensor
 from ..executor import OnProgress
 from ..program import Attend, Embed, Gate, Linear, Norm, Program, Register, RotateAndStore, Select, Take
 from ..weights import Weight
-from .matrices import DeviceMatrix, num_bytes, to_device
+from .bnb_matrix import BnbMatrix, bnb_matrix
+from .matrices import DeviceMatrix, Fp8Matrix, SideBySide, num_bytes, to_device
+
+AnyMatrix: TypeAlias = DeviceMatrix | BnbMatrix
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedRows:
     target: Register
-    table: DeviceMatrix
+    table: AnyMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class NormRows:
 @dataclass(frozen=True, slots=True)
 class Multiply:
     target: Register
-    matrix: DeviceMatrix
+    matrix: AnyMatrix
     is_added: bool
 
 
@@ -60,7 +63,7 @@ class Lowering:
         self._program = program
         self._device = device
         self._compute_dtype = compute_dtype
-        self._matrices: dict[tuple[int, ...], DeviceMatrix] = {}
+        self._matrices: dict[tuple[int, ...], AnyMatrix] = {}
 
     def launches(self, on_progress: OnProgress | None = None) -> Iterator[Launch]:
         num_ops = len(self._program.ops)
@@ -81,12 +84,24 @@ class Lowering:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(num_bytes(matrix) for matrix in self._matrices.values())
+        return sum(
+            matrix.num_bytes if isinstance(matrix, BnbMatrix) else num_bytes(matrix)
+            for matrix in self._matrices.values()
+        )
 
-    def _matrix(self, weights: tuple[Weight, ...], bias: Tensor | None) -> DeviceMatrix:
+    @property
+    def has_fp8_weights(self) -> bool:
+        return any(
+            isinstance(part, Fp8Matrix)
+            for matrix in self._matrices.values()
+            for part in (matrix.parts if isinstance(matrix, SideBySide) else (matrix,))
+        )
+
+    def _matrix(self, weights: tuple[Weight, ...], bias: Tensor | None) -> AnyMatrix:
         key = (*map(id, weights), id(bias))
         if key not in self._matrices:
-            self._matrices[key] = to_device(weights, bias, self._device, self._compute_dtype)
+            matrix = bnb_matrix(weights, bias, self._device)
+            self._matrices[key] = matrix or to_device(weights, bias, self._device, self._compute_dtype)
         return self._matrices[key]
 
     def _vector(self, vector: Tensor) -> Tensor:

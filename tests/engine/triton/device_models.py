@@ -12,8 +12,10 @@ from torch import Tensor
 from chatkv.engine.models.config import ModelConfig
 from chatkv.engine.models.decoder import Decoder, WeightFacts
 from chatkv.engine.quant.formats import PackedTensor
+from chatkv.engine.quant.quantise import quantise
+from chatkv.engine.quant.spec import QuantSpec
 from chatkv.kernels import KernelChoice
-from chatkv.kernels.weights import FpWeight
+from chatkv.kernels.weights import FpWeight, Weight
 
 VOCAB_SIZE = 97
 LLAMA: dict[str, Any] = BASE | {
@@ -35,16 +37,26 @@ def tensors() -> dict[str, Tensor]:
 
 
 def model_of(weight_format: str, choice: KernelChoice, kv_dtype: str = "auto") -> Decoder:
-    """weight_format: "fp16", "int8", "int4" or "int4-affine"."""
+    """weight_format: as `matrix_of` knows it."""
 
     def read(name: str) -> PackedTensor:
         tensor = tensors()[name]
         if tensor.dim() == 1:
             return tensor
-        return FpWeight(tensor.half()) if weight_format == "fp16" else quantised(tensor, weight_format)
+        return matrix_of(tensor, weight_format)
 
     facts = WeightFacts("0" * 64, weight_format)
     return Decoder(ModelConfig.from_hf(LLAMA), read, facts, choice, kv_dtype=kv_dtype)
+
+
+def matrix_of(matrix: Tensor, weight_format: str) -> Weight:
+    match weight_format:
+        case "fp16":
+            return FpWeight(matrix.half())
+        case "int8" | "int4" | "int4-affine":
+            return quantised(matrix, weight_format)
+        case _:
+            return quantise(FpWeight(matrix), QuantSpec(weight_format))
 
 
 def reference_of(weight_format: str, kv_dtype: str = "auto") -> Decoder:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
+from compiled_forms import noted_forms
 from device_models import INTERPRETER, VOCAB_SIZE, model_of, tensors
 from tiny import random_ids, sequence
 
@@ -128,6 +130,31 @@ def test_warming_up_writes_into_no_block(runner: DeviceRunner) -> None:
     assert (runner.pool == 0xFF).all()
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("weight_format", ["fp16", "int8", "int4", "int4-affine"])
+def test_after_warming_up_no_step_compiles(weight_format: str, is_deterministic: bool) -> None:
+    model = model_of(weight_format, replace(INTERPRETER, is_deterministic=is_deterministic))
+    runner = runner_of(model, 40)
+    with noted_forms() as warm:
+        runner.warm_up(128)
+        for graph in runner._graphs.graphs:
+            runner._graphs.run(graph)
+    random = Random(3)
+    for _ in range(60):
+        lengths = [random.choice((1, 1, 1, 2, 7, 16, 33, 60)) for _ in range(random.randint(1, 3))]
+        if random.random() < 0.4:
+            lengths = [1] * random.choice((1, 2, 3, 5, 16, 17, 31))
+        with noted_forms() as forms:
+            runner.launch(Batch([_run_of(random, length) for length in lengths])).wait()
+        assert not [form[0] for form in forms - warm], f"rows {lengths}"
+
+
+def _run_of(random: Random, length: int) -> ScheduledSequence:
+    start = random.choice((0, 15, 16, 200, 500))
+    table = [random.randrange(40) for _ in range(-(-(start + length) // 16))]
+    return sequence([1] * length, start, table, samples=random.choice((0, 1, 1, 2)))
 
 
 def poisoned() -> Decoder:
