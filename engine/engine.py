@@ -155,8 +155,10 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Runs one batch. Outputs are in the order of the batch, then the progress of those that wait or read."""
-        if self._steps.must_land_first or self.scheduler.must_settle:
+        if self.scheduler.must_settle:
             self._settle()
+        elif self._steps.must_land_first:
+            self._land()
         outputs, self._late_outputs = self._late_outputs, []
         self.tiers.poll()
         self.scheduler.take_loaded(self._copy_budget_bytes)
@@ -224,10 +226,14 @@ class Engine:
         self._abandon()
         self.tiers.close(timeout_s)
 
-    def _settle(self) -> None:
-        """The device does nothing any more: what was launched is taken, what is being copied has come."""
+    def _land(self) -> None:
+        """What was launched is over and taken."""
         for step in self._steps.land_all():
             self._late_outputs += self._active.take(step)
+
+    def _settle(self) -> None:
+        """The device does nothing any more: also what is being copied has come."""
+        self._land()
         self._wait_for_copies()
         self.stores.settle()
 

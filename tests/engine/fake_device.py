@@ -110,6 +110,8 @@ class FakeDevice(IntegerRunner):
         self.max_pieces = max_pieces
         self.num_copies = num_copies
         """Blocks that may be under way, each way."""
+        self.stalled: frozenset[str] = frozenset()
+        """Streams that get on only when the host waits for them."""
         self.num_unreleased = {"read": 0, "write": 0}
         self.pending: dict[str, deque[Operation]] = {"compute": deque(), "read": deque(), "write": deque()}
         self.unknown: list[Operation] = []
@@ -241,7 +243,7 @@ class FakeDevice(IntegerRunner):
 
     def finish(self, operation: Operation) -> None:
         while not operation.is_over:
-            self._get_on_a_piece()
+            self._get_on_a_piece(operation.stream)
         self.know(operation)
 
     def know(self, operation: Operation) -> None:
@@ -270,8 +272,9 @@ class FakeDevice(IntegerRunner):
         self.unknown.append(operation)
         return operation
 
-    def _get_on_a_piece(self) -> None:
-        busy = [stream for stream, operations in self.pending.items() if operations]
+    def _get_on_a_piece(self, awaited: str = "") -> None:
+        streams = [stream for stream in self.pending if stream == awaited or stream not in self.stalled]
+        busy = [stream for stream in streams if self.pending[stream]]
         if not busy:
             return
         operations = self.pending[self.random.choice(busy)]

@@ -87,7 +87,7 @@ def _give_a_pending_id_of_another_sample(self: Flight) -> None:
 
 
 def _forget_while_the_device_works(self: Engine) -> None:
-    if self._steps.must_land_first or self.scheduler.must_settle:
+    if self.scheduler.must_settle:
         ORIGINAL_SETTLE(self)
 
 

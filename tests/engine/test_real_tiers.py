@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from device_fuzz import OnDevice
 from harness import GREEDY_10, Harness, prompt
 from integer_runner import held_ids, new_hasher
 from test_loads import ONE, by_tier, evict_all
@@ -52,11 +53,17 @@ class RealTierFuzz(TierFuzz):
                 assert held_ids(self.runner, node.device_block_id) == expected
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_fuzz_on_the_real_tiers(tmp_path: Path, seed: int) -> None:
+class DeviceFuzz(OnDevice, RealTierFuzz):
+    """Over a device that copies beside its steps."""
+
+
+@pytest.mark.parametrize(
+    ("fuzz_type", "seed"), [(RealTierFuzz, 0), (RealTierFuzz, 1), (DeviceFuzz, 2), (DeviceFuzz, 3)]
+)
+def test_fuzz_on_the_real_tiers(tmp_path: Path, fuzz_type: type[RealTierFuzz], seed: int) -> None:
     store, disk = open_store(tmp_path / "kv")
     host = HostTier(IMAGE_BYTES, 8 * IMAGE_BYTES)
-    fuzz = RealTierFuzz(seed, [host, disk])
+    fuzz = fuzz_type(seed, [host, disk])
     fuzz.run(500)
     assert fuzz.seen["hit host"] > 0
     assert fuzz.seen["hit disk"] > 0
@@ -65,7 +72,7 @@ def test_fuzz_on_the_real_tiers(tmp_path: Path, seed: int) -> None:
     files = b"".join(path.read_bytes() for path in (tmp_path / "kv").rglob("*") if path.is_file())
     assert PLANTED_ID.to_bytes(4, "little") not in files, "a transient block has reached a file"
     store, disk = open_store(tmp_path / "kv")
-    later = RealTierFuzz(seed + 1, [disk])
+    later = fuzz_type(seed + 1, [disk])
     assert later.engine.kv.tree.nodes()
     later.engine.check_integrity()
     later.run(50)

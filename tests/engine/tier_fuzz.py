@@ -14,8 +14,8 @@ from chatkv.engine.block_hash import BlockHasher
 from chatkv.engine.config import BLOCK_SIZE
 from chatkv.engine.request import FinishReason, GenerationRequest, RequestOutput, WarmMode
 
-PLANTED_ID = 12345
-"""In the prompts of some transient requests, and nowhere else."""
+PLANTED_ID = 0xDEC0FFE1
+"""In the prompts of some transient requests, and nowhere else; no text in a file has its bytes."""
 OWNERS = ("", "anna", "bert", "carl")
 
 
