@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import os
 import re
@@ -90,6 +91,7 @@ class _Row(NamedTuple):
 
 def read_system(run: RunCommand | None = None) -> System:
     """Look at this machine. Imports torch. `run` runs a command and gives what it printed."""
+    _give_back_unused()
     rows = _nvidia_smi(run or _run)
     build = _torch_build()
     driver = _driver({row.driver_version for row in rows.values()})
@@ -112,8 +114,18 @@ def measured(card: Card) -> Card:
     """The card with its memory as of now. Makes this process's CUDA context on it, if there is none."""
     import torch
 
+    _give_back_unused()
     free_bytes, total_bytes = torch.cuda.mem_get_info(card.index)
     return Card(card.index, card.name, card.capability, total_bytes, free_bytes, card.has_display, has_context=True)
+
+
+def _give_back_unused() -> None:
+    """What a model that is gone has left in torch's hands counts as free."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _run(command: Sequence[str]) -> str:

@@ -126,16 +126,9 @@ class ModelPlacer:
             compute_dtype=stored.compute_dtype,
             is_deterministic=self.settings.deterministic,
         )
-        try:
-            decoder = load_model(
-                self.installed.path,
-                kernels,
-                lambda share: self.on_progress(SHARE_OF_WEIGHTS * share),
-                kv_dtype=self.settings.kv_dtype,
-                weight_format=plan.option.spec or "as-is",
-            )
-        except torch.OutOfMemoryError as error:
-            raise loading_failed(plan, self.gpus.measure(card).free_bytes) from error
+        decoder = self._load_on_card(plan, kernels)
+        if decoder is None:
+            raise loading_failed(plan, self.gpus.measure(card).free_bytes)
 
         def new_runner(num_blocks: int) -> DeviceRunner:
             num_tokens = min(decoder.config.vocab_size, self.num_tokens)
@@ -151,6 +144,19 @@ class ModelPlacer:
         place = ModelPlace("cuda", card.name, plan.explanation, note, choice.warning)
         return PlacedModel(decoder, runner, plan.num_blocks, place)
 
+    def _load_on_card(self, plan: DevicePlan, kernels: KernelChoice) -> Decoder | None:
+        """None: there is no room any more. A function of its own, so that what was loaded goes with the error."""
+        try:
+            return load_model(
+                self.installed.path,
+                kernels,
+                lambda share: self.on_progress(SHARE_OF_WEIGHTS * share),
+                kv_dtype=self.settings.kv_dtype,
+                weight_format=plan.option.spec or "as-is",
+            )
+        except torch.OutOfMemoryError:
+            return None
+
     def _plan(self, stored: StoredWeights, card: Card) -> DevicePlan:
         settings, limits = self.settings, EngineConfig(self.context_tokens, 1)
         demand = DeviceDemand(
@@ -165,7 +171,7 @@ class ModelPlacer:
         return plan_device(demand, options, card, others)
 
     def _options(self, stored: StoredWeights, card: Card) -> tuple[Sequence[WeightOption], Sequence[WeightOption]]:
-        """Formats that may be chosen, and those that could have been asked for."""
+        """Formats that may be chosen, and those that "auto" would choose from."""
         if is_packed(stored.weight_format):
             return [stored_option(stored.weight_format, stored.tensors)], []
         asked = float_options(stored.config, card.capability, self.settings.weight_format)

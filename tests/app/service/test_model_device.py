@@ -114,6 +114,15 @@ def test_on_a_card_with_room_all_of_it_is_planned(installed: InstalledModel, run
     assert progress[-1] == 1.0
 
 
+def test_weights_are_made_in_the_format_that_was_planned(installed: InstalledModel, runner: type[FakeRunner]) -> None:
+    placed = place(installed, gpus(), weight_format="int8")
+    assert placed.place.plan.startswith("Weights in int8-g32, ")
+    assert placed.decoder.weight_format == "int8-g32"
+    as_they_are = place(installed, gpus())
+    assert as_they_are.place.plan.startswith("Weights in bf16, ")
+    assert as_they_are.decoder.weight_format == "bf16"
+
+
 def test_the_gpu_that_is_set_is_asked_for(installed: InstalledModel, runner: type[FakeRunner]) -> None:
     asked: list[tuple[str, int | None]] = []
 
