@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: chat install test test-slow lint bench clean
+.PHONY: chat install test test-slow lint bench gpu-check clean
 
 chat: $(VENV)/.installed
 	@$(BIN)/chatkv
@@ -37,6 +37,10 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m tests.bench
+
+# Whatever is installed: it needs torch with CUDA and triton, and works in a checkout.
+gpu-check:
+	$(PYTHON) app/gpu_check
 
 clean:
 	rm -rf $(VENV) build

@@ -10,7 +10,7 @@ import typer
 
 from chatkv.app.errors import UserError
 
-from . import ask, cache, chats, models, service
+from . import ask, cache, chats, gpu_check, models, service
 from .output import EXIT_ERROR, EXIT_OK, say
 
 app = typer.Typer(
@@ -27,6 +27,10 @@ app.command("threads")(service.threads)
 app.command("pull")(models.pull)
 app.command("models")(models.models)
 app.command("rm")(models.rm)
+app.command(
+    "gpu-check",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)(gpu_check.gpu_check)
 app.add_typer(chats.app, name="chats")
 app.add_typer(cache.app, name="cache")
 
