@@ -75,6 +75,17 @@ SEEDED_BUGS: tuple[SeededBug, ...] = (
     SeededBug("top-k-forgets-what-is-nearer", "sampling_filters.py", "num_before + tl.cumsum(counts, axis=0) >= num_wanted", "tl.cumsum(counts, axis=0) >= num_wanted", "test_sampling.py"),
     SeededBug("mask-of-nothing-bans-all", "sampling_rows.py", "start += NUM_TILES", "start += 0", "test_sampling.py::test_a_mask_that_leaves_nothing_is_no_mask"),
     SeededBug("logprob-order-of-negatives", "logprobs.py", "order = bits ^ ((bits >> 31) & 0x7FFFFFFF)\n    return", "order = bits\n    return", "test_sampling.py::test_logprobs_are_those_of_the_model"),
+    SeededBug("halves-twice-the-low-one", "weight_bits.py", "(bits >> 16).to(tl.int16)", "bits.to(tl.int16)", "test_linear_int4.py"),
+    SeededBug("int8-without-sign", "weight_bits.py", "(shifted & 0x00800080) | ones", "(shifted & 0x00000000) | ones", "test_linear_int8.py"),
+    SeededBug("fp8-sign-of-the-neighbour", "weight_bits.py", "signs = shifted & -0x7FFF8000", "signs = words & -0x7FFF8000", "test_linear_fp8.py"),
+    SeededBug("int4-scales-of-the-first-step", "linear_int4.py", "        scales = next_scales\n", "", "test_linear_int4.py"),
+    SeededBug("int4-minimum-of-zero-not-eight", "linear_int4.py", "+ 8.0 * scales.to", "+ 7.0 * scales.to", "test_linear_int4.py"),
+    SeededBug("int4-sums-begin-elsewhere", "linear_int4.py", "even * 16.5 + odd * 1.5", "even * 16.5 + odd * 1.0", "test_linear_int4.py"),
+    SeededBug("int4-words-before-halves", "linear_int4.py", "(0, 1, 4, 5, 2, 3)", "(0, 1, 4, 5, 3, 2)", "test_linear_int4.py"),
+    SeededBug("int8-tail-unmasked", "linear_int8.py", "HAS_TAIL=num_blocks % tile.blocks != 0", "HAS_TAIL=False", "test_linear_int8.py"),
+    SeededBug("w8a8-scale-of-the-first-row", "linear_w8a8.py", "tl.load(x_scales_ptr + rows,", "tl.load(x_scales_ptr + rows * 0,", "test_linear_fp8.py"),
+    SeededBug("gemm-same-row-tiles-again", "gemm_tiles.py", "first_row_tile + program % programs_together", "program % programs_together", "test_linear.py::test_more_row_tiles_than_share_weights"),
+    SeededBug("deterministic-one-row-alone", "linear.py", "len(x) == 1 and not is_deterministic", "len(x) == 1", "test_linear.py::test_deterministic_rows_do_not_depend_on_others"),
 )  # fmt: skip
 """One bug a line."""
 
