@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,6 +24,8 @@ from chatkv.engine.device_runner import DeviceRunner, PendingStep
 from chatkv.engine.engine import Engine
 from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.request import GenerationRequest, RequestOutput, SamplingParams
+from chatkv.engine.tiers.host_tier import HostTier
+from chatkv.engine.tiers.tier import LowerTier
 
 NUM_BLOCKS = 8
 MAX_BATCHED_TOKENS = 32
@@ -55,7 +57,7 @@ class RecordingRunner(DeviceRunner):
         return [[len(sequence.token_ids) for sequence in batch.sequences] for batch in self.batches]
 
 
-def new_engine(model: Decoder, runner: RecordingRunner) -> Engine:
+def new_engine(model: Decoder, runner: RecordingRunner, tiers: Sequence[LowerTier] = ()) -> Engine:
     config = EngineConfig(
         max_context_tokens=NUM_BLOCKS * 16,
         num_blocks=NUM_BLOCKS,
@@ -64,7 +66,7 @@ def new_engine(model: Decoder, runner: RecordingRunner) -> Engine:
         check_integrity=True,
     )
     hasher = BlockHasher(b"k" * 32, CacheFingerprint.from_facts(model.fingerprint_facts()))
-    return Engine(config, runner, hasher, None, frozenset())
+    return Engine(config, runner, hasher, None, frozenset(), tiers=tiers, images=runner.images)
 
 
 def run_until(engine: Engine, outputs: list[RequestOutput], is_over: Callable[[], bool]) -> None:
@@ -110,6 +112,26 @@ def test_chunks_mixed_batches_hits_preemption_and_padded_decodes(
     assert [1, 1, 1] in rows, "three decodes, padded to four"
     assert engine.counters.num_preemptions > 0
     assert max(output.num_cached_tokens for output in outputs if output.request_id == "late") >= 16
+
+
+def test_blocks_come_back_from_host_memory() -> None:
+    reference, model = reference_of("int4"), model_of("int4", INTERPRETER)
+    prompt = clear_prompt(reference, [], 39, 3, MARGIN)
+    expected = greedy_answer(reference, prompt, 3, MARGIN)
+    runner = RecordingRunner(model)
+    host = HostTier(model.layout.block_bytes, 6 * model.layout.block_bytes)
+    engine = new_engine(model, runner, [host])
+    sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    for name, num_cached in (("first", 0), ("again", 32)):
+        outputs: list[RequestOutput] = []
+        engine.add_request(GenerationRequest(name, tuple(prompt), sampling))
+        run_until(engine, outputs, lambda: not engine.has_unfinished)
+        assert answer(outputs, name) == expected
+        assert outputs[-1].num_cached_tokens == num_cached
+        run_until(engine, outputs, lambda: host.stats().num_blocks == 2)
+        engine.kv.pool.free(engine.kv.pool.allocate(NUM_BLOCKS))  # evicts all
+        runner.pool.fill_(0xFF)
+    assert host.stats().num_loaded == 2
 
 
 def test_rounding_is_far_below_the_margins_of_the_answers() -> None:
