@@ -53,7 +53,7 @@ BORDER_ROUNDINGS = 92
 """Of 2^-24: how near to a border of shares float32 may decide otherwise than float64."""
 TILE = 2048
 _TILE_WARPS = 8
-_PICK_WARPS = 8
+_PICK_WARPS = 16
 
 
 @triton.jit
