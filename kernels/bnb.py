@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .weights import NF4_BLOCK, BnbInt8Weight, BnbWeight, Nf4Weight
 
 _HUB_CLIENT = "kernels"
 """The Hugging Face package of this name: where it is installed, importing bitsandbytes would download code with it."""
+_importing = Lock()
 
 
 class NoBitsandbytesError(ImportError):
@@ -57,6 +59,12 @@ def _tensor(value: Any) -> Tensor:
 @cache
 def _operations() -> Any:
     """torch.ops.bitsandbytes, registered."""
+    with _importing:
+        _import()
+    return torch.ops.bitsandbytes
+
+
+def _import() -> None:
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
     hub_client, was_disabled = sys.modules.get(_HUB_CLIENT), logger.disabled
     # None: importing it fails, which bitsandbytes expects and would warn about.
@@ -72,4 +80,3 @@ def _operations() -> Any:
         if hub_client is not None:
             sys.modules[_HUB_CLIENT] = hub_client
         logger.disabled = was_disabled
-    return torch.ops.bitsandbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from chatkv.kernels.bnb import pack_int8, pack_nf4
+from chatkv.kernels.cpu.threads import single_thread
 from chatkv.kernels.weights import BnbInt8Weight, Fp8Weight, FpWeight, Int4Weight, Int8Weight, Nf4Weight, Weight
 
 from . import float8
@@ -62,12 +64,23 @@ def _in_groups(rows: Tensor, grid: Grid, spec: QuantSpec) -> Int4Weight | Int8We
 
 
 def _by_rows(values: Tensor, quantised: Callable[[Tensor], PackedMatrix], on_rows: OnRows | None) -> PackedMatrix:
+    """Chunk by chunk, several at a time: operations this small are done sooner by one thread than by many."""
     step = max(1, CHUNK_NUMBERS // values.shape[1])
+
+    def work(first: int) -> PackedMatrix:
+        with single_thread(values.device.type == "cpu"):
+            return quantised(values[first : first + step].float())
+
     parts: list[PackedMatrix] = []
-    for first in range(0, len(values), step):
-        parts.append(quantised(values[first : first + step].float()))
-        if on_rows:
-            on_rows(min(first + step, len(values)))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        futures = [pool.submit(work, first) for first in range(0, len(values), step)]
+        try:
+            for future in futures:
+                parts.append(future.result())
+                if on_rows:
+                    on_rows(min(len(parts) * step, len(values)))
+        finally:
+            pool.shutdown(cancel_futures=True)
     return _joined(parts)
 
 

@@ -95,10 +95,11 @@ def test_plain_and_packed_matrices_of_one_shape_live_side_by_side() -> None:
 
 
 def test_importing_it_neither_downloads_code_nor_complains(tmp_path: Path) -> None:
-    """Where the package `kernels` is installed, bitsandbytes would fetch code through it."""
+    """Where the package `kernels` is installed, bitsandbytes would fetch code through it. Threads may come at once."""
     (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__): raise SystemExit('code was to be downloaded')\n")
     code = (
-        "import sys, torch, kernels; from chatkv.kernels.bnb import pack_nf4; pack_nf4(torch.ones(1, 64));"
+        "import sys, torch, kernels; from concurrent.futures import ThreadPoolExecutor as Pool;"
+        "from chatkv.kernels.bnb import pack_nf4; list(Pool(4).map(pack_nf4, [torch.ones(1, 64)] * 4));"
         "assert sys.modules['kernels'] is kernels"
     )
     done = subprocess.run(
