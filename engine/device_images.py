@@ -68,14 +68,12 @@ class DeviceImages:
             direct = {block_id: memory for block_id, memory in locked if memory is not None}
         staged = [pair for pair in zip(block_ids, images, strict=True) if pair[0] not in direct]
         slots = self._in.take(len(staged))
-        for slot, (_, image) in zip(slots, staged, strict=True):
-            self._in.rows[slot] = np.frombuffer(image, np.uint8, self.image_bytes)
-        staged_ids = [block_id for block_id, _ in staged]
         with self._in.stream.active():
             for block_id, memory in direct.items():
                 self._pool[block_id].copy_(memory, non_blocking=True)
+            # The device copies one piece while the next is put into the slab.
             for piece in self._in.pieces(len(slots)):
-                self._in.bring(staged_ids[piece], slots[piece])
+                self._in.bring(staged[piece], slots[piece])
         return StartedCopy(self._in, slots, self._in.stream.mark())
 
 
@@ -138,21 +136,31 @@ class _Direction:
         for start, stop in _runs(slots):
             self._slab[slots[start] : slots[stop - 1] + 1].copy_(gathered[start:stop], non_blocking=True)
 
-    def bring(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
-        """Slots -> blocks, on the stream."""
+    def bring(self, images: Sequence[tuple[int, memoryview]], slots: Sequence[int]) -> None:
+        """Images -> slots; slots -> blocks, on the stream."""
+        for slot, (_, image) in zip(slots, images, strict=True):
+            _copy(self._slab[slot], image)
         if self._gathered is None:
-            for block_id, slot in zip(block_ids, slots, strict=True):
+            for slot, (block_id, _) in zip(slots, images, strict=True):
                 self._pool[block_id].copy_(self._slab[slot], non_blocking=True)
             return
         gathered = self._gathered[: len(slots)]
         for start, stop in _runs(slots):
             gathered[start:stop].copy_(self._slab[slots[start] : slots[stop - 1] + 1], non_blocking=True)
-        scatter_blocks(self._pool, self._on_device(block_ids), gathered)
+        scatter_blocks(self._pool, self._on_device([block_id for block_id, _ in images]), gathered)
 
     def _on_device(self, block_ids: Sequence[int]) -> Tensor:
         ids = host_tensor(len(block_ids), torch.int32, self._pool.device)
         ids.numpy()[:] = block_ids
         return ids.to(self._pool.device, non_blocking=True)
+
+
+def _copy(target: Tensor, image: memoryview) -> None:
+    """Into host memory. By torch on several threads, where it can look into `image`."""
+    if image.readonly:
+        target.numpy()[:] = np.frombuffer(image, np.uint8, len(target))
+    else:
+        target.copy_(torch.frombuffer(image, dtype=torch.uint8, count=len(target)))
 
 
 def _page_locked(image: memoryview) -> Tensor | None:

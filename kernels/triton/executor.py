@@ -62,7 +62,8 @@ class TritonExecutor:
         has_fp8_activations: products of many rows with fp8 weights are of fp8 numbers; None: where the device can.
         """
         self.device = device
-        self.stream = DeviceStream(device)
+        # What others queue without a thought, such as weights that are made on the device, is in order with the steps.
+        self.stream = DeviceStream(device, is_default=True)
         self.is_deterministic = is_deterministic
         self.compute_dtype = compute_dtype
         self.kv_dtypes = (compute_dtype, *(name for name in TORCH_DTYPES if name != compute_dtype), "int8", "fp8")

@@ -18,6 +18,7 @@ from ..executor import OnProgress, StepRows
 from ..kv_blocks import KVBlocks
 from .executor import StepOutputs, TritonExecutor
 from .step_inputs import StepInputs, StepShape
+from .stream import DeviceStream
 
 BATCH_SIZES = (16, 8, 4, 2, 1)
 """Large to small: later graphs find room in the memory of those before them."""
@@ -64,10 +65,15 @@ class DecodeGraphs:
         # Graphs know addresses, and keep nothing alive themselves.
         self._angles = self._executor.angles
         memory = torch.cuda.graph_pool_handle()
-        for done, (key, graph) in enumerate(self._graphs.items(), start=1):
-            self._graphs[key] = self._captured(graph, memory)
-            if on_progress:
-                on_progress(done / len(self._graphs))
+        # Torch's default stream cannot be captured.
+        stream = DeviceStream(self._device)
+        stream.wait_for(self._executor.stream.mark())
+        with stream.active():
+            for done, (key, graph) in enumerate(self._graphs.items(), start=1):
+                self._graphs[key] = self._captured(graph, memory, stream)
+                if on_progress:
+                    on_progress(done / len(self._graphs))
+        stream.synchronize()
 
     def suits(self, rows: StepRows) -> bool:
         """A decode batch that is not larger than the largest graph."""
@@ -99,11 +105,10 @@ class DecodeGraphs:
         inputs = StepInputs.of(self._packed[: shape.size], shape, max_rows=1, is_all_selected=True)
         return DecodeGraph(shape, inputs, None, None)
 
-    def _captured(self, graph: DecodeGraph, memory: Any) -> DecodeGraph:
+    def _captured(self, graph: DecodeGraph, memory: Any, stream: DeviceStream) -> DecodeGraph:
         graph.inputs.fill_with_padding()
         # Once launch by launch: compiling is no work for a graph.
         self._forward(graph.inputs)
-        stream = self._executor.stream
         stream.synchronize()
         cuda_graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: they lock host memory.

@@ -35,9 +35,12 @@ class Mark:
 class DeviceStream:
     """Work runs in the order in which it was queued, beside that of other streams."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_default: bool = False) -> None:
+        """is_default: the one that torch uses where nobody asks for another, on every thread."""
         self.device = device
-        self.cuda_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.cuda_stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.cuda_stream = torch.cuda.default_stream(device) if is_default else torch.cuda.Stream(device)
 
     def active(self) -> AbstractContextManager[object]:
         """What is launched within goes to this stream."""
@@ -47,7 +50,8 @@ class DeviceStream:
         """Behind all that is queued now."""
         if self.cuda_stream is None:
             return Mark()
-        event = torch.cuda.Event()
+        # Who waits sleeps: the step behind is queued already, and a processor at full speed is heard.
+        event = torch.cuda.Event(blocking=True)
         event.record(self.cuda_stream)
         return Mark(event)
 

@@ -29,6 +29,8 @@ class FakeCuda:
         self.log: list[str] = []
         self.is_run = False
         self.capturing: Any = None
+        self.default = self.stream_of(CUDA)
+        self.current = self.default
 
     def stream_of(self, device: torch.device) -> Any:
         def wait_event(event: Any) -> None:
@@ -36,7 +38,14 @@ class FakeCuda:
 
         return SimpleNamespace(device=device, wait_event=wait_event, synchronize=lambda: self.log.append("synchronize"))
 
-    def event(self) -> Any:
+    @contextmanager
+    def active(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def event(self, *, blocking: bool) -> Any:
+        assert blocking, "a waiting thread would take a processor"
         return SimpleNamespace(
             record=lambda stream: self.log.append("record"),
             query=lambda: self.is_run,
@@ -49,6 +58,8 @@ class FakeCuda:
     @contextmanager
     def graph(self, cuda_graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local", "page-locked memory is taken on other threads meanwhile"
+        assert stream is not self.default, "CUDA does not capture the default stream"
+        assert stream is self.current, "the launch before has made its workspaces on another stream"
         self.log.append(f"capture into {pool}")
         self.capturing = cuda_graph
         yield
@@ -60,6 +71,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
     for name, stand_in in (
         ("Stream", fake.stream_of),
+        ("stream", fake.active),
+        ("default_stream", lambda device: fake.default),
         ("Event", fake.event),
         ("CUDAGraph", fake.new_graph),
         ("graph", fake.graph),
@@ -80,6 +93,15 @@ def test_a_mark_is_reached_when_the_work_before_it_is_done(cuda: FakeCuda) -> No
     assert mark.is_reached
 
 
+def test_steps_run_where_everybody_elses_work_runs(cuda: FakeCuda) -> None:
+    steps, copies = DeviceStream(CUDA, is_default=True), DeviceStream(CUDA)
+    assert steps.cuda_stream is cuda.default
+    assert copies.cuda_stream is not cuda.default
+    with copies.active():
+        assert cuda.current is copies.cuda_stream
+    assert cuda.current is cuda.default
+
+
 def test_without_queues_everything_is_done_at_once() -> None:
     stream = DeviceStream(CPU)
     with stream.active():
@@ -97,7 +119,7 @@ class FakeExecutor:
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.device = CPU
-        self.stream = DeviceStream(CUDA)
+        self.stream = DeviceStream(CUDA, is_default=True)
         self.packer = InputPacker(DeviceStream(CPU), VOCAB_SIZE)
         self._cuda = cuda
         self.inputs: list[StepInputs] = []
@@ -132,11 +154,11 @@ def test_steps_are_captured_large_to_small_each_after_a_launch(
 ) -> None:
     progress: list[float] = []
     graphs.capture(progress.append)
-    expected = []
+    expected = ["record", "wait_event"]  # behind what the default stream still does
     for _ in (512, 128):
         for size in BATCH_SIZES:
             expected += [f"launch {size}", "synchronize", "capture into the pool", f"capture {size}"]
-    assert cuda.log == expected
+    assert cuda.log == [*expected, "synchronize"]
     widths = [inputs.block_tables.shape[1] for inputs in executor.inputs]
     assert widths == sorted(widths, reverse=True)
     assert len(progress) == len(graphs.graphs)
