@@ -54,9 +54,9 @@ class Admission:
         self.waits_until_s = None
         self.must_settle = False
 
-    def is_short_of_blocks(self) -> bool:
-        """To be asked by who lacks blocks. True: only until launched steps and copies are over, and the next step
-        waits for that."""
+    def wait_for_blocks(self) -> bool:
+        """For who lacks blocks. True: launched steps and copies keep some, and the next step is not scheduled before
+        they are over. False: no waiting helps."""
         self.must_settle = self.must_settle or not self._kv.pool.is_settled
         return self.must_settle
 
@@ -122,7 +122,7 @@ class Admission:
         can_compute = sequence.warm is WarmMode.COMPUTE and num_missing > 0
         num_room = self.num_blocks_for_warm(sequence, max(len(wanted), 1), hit.device) if wanted or can_compute else 0
         if num_room == 0:
-            sequence.is_done = not ((wanted or can_compute) and self.is_short_of_blocks())
+            sequence.is_done = not ((wanted or can_compute) and self.wait_for_blocks())
             return
         if not active.is_admitted:
             active.load = decision

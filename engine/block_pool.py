@@ -138,6 +138,10 @@ class BlockPool:
         """No step and no copy keeps a block from the free queue: waiting brings no more of them."""
         return not self._deferred and not self._num_copied
 
+    @property
+    def num_launched_steps(self) -> int:
+        return len(self._deferred)
+
     def is_free(self, block_id: int) -> bool:
         return self.blocks[block_id].ref_cnt == 0
 

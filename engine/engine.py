@@ -250,6 +250,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Recomputes every invariant. Raises AssertionError."""
         self.scheduler.check_integrity(self.stores.held_block_ids())
+        self._steps.check_integrity(self.scheduler.queues)
         self.tiers.check_integrity()
 
     @property

@@ -126,9 +126,9 @@ class LoadSet:
     def abandon(self) -> None:
         """The engine starts anew: pool and sequences are gone."""
         for load in self._loads.values():
-            with suppress(Exception):
-                _wait(load)
             for writes in load.writes:
+                with suppress(Exception):
+                    writes.copy.wait()
                 _release(writes)
             _stop(load)
         self._loads.clear()

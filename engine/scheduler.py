@@ -109,9 +109,9 @@ class Scheduler:
         for sequence in sorted(plan.chunks, key=plan.chunks.__getitem__):  # who got less is served first next time
             self._num_turns += 1
             sequence.last_turn = self._num_turns
-        is_waiting = self.loading or self.take_done() or self._admission.waits_until_s is not None
-        is_waiting = is_waiting or not self._kv.pool.is_settled
-        assert plan.chunks or is_waiting or not (self.running or self.waiting), "the scheduler is stuck"
+        is_waiting = self.loading or self._admission.waits_until_s is not None or not self._kv.pool.is_settled
+        is_over = not (self.running or self.waiting) or self.take_done()
+        assert plan.chunks or is_waiting or is_over, "the scheduler is stuck"
         return [ScheduledTokens(sequence, num_tokens) for sequence, num_tokens in plan.chunks.items()]
 
     def advance(self, scheduled: ScheduledTokens) -> None:
@@ -184,7 +184,7 @@ class Scheduler:
             num_new = self._kv.num_new_blocks(sequence, num_tokens)
             num_tokens = min(num_tokens, self._admission.num_blocks_for_warm(sequence, num_new) * BLOCK_SIZE)
             if num_tokens == 0:
-                sequence.is_done = not self._admission.is_short_of_blocks()
+                sequence.is_done = not self._admission.wait_for_blocks()
                 return
         while sequence.status is RequestStatus.RUNNING:
             if self._kv.allocate(sequence, num_tokens):
@@ -196,7 +196,7 @@ class Scheduler:
     def _try_to_preempt(self, victim: SequenceState, plan: StepPlan) -> bool:
         """False: waiting may bring blocks, and preempting would bring none before that. Its full blocks stay cached;
         it comes back with the same ids and draws the same noise."""
-        if self._admission.is_short_of_blocks():
+        if self._admission.wait_for_blocks():
             return False
         assert not victim.num_flying_tokens, "a launched step works on it"
         plan.chunks.pop(victim, None)

@@ -9,8 +9,8 @@ A runner that only executes gives a step's results at once. One that launches wo
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -95,6 +95,19 @@ class StepRunner:
                 flight.result.wait()
             self._kv.pool.end_step()
         self._flights.clear()
+
+    def check_integrity(self, sequences: Iterable[SequenceState]) -> None:
+        """Raises AssertionError when sequences and launched steps disagree. `sequences`: all unfinished ones."""
+        assert self._kv.pool.num_launched_steps == len(self._flights)
+        num_tokens: Counter[SequenceState] = Counter()
+        num_samples: Counter[SequenceState] = Counter()
+        for flight in self._flights:
+            for item, run in zip(flight.scheduled, flight.batch.sequences, strict=True):
+                num_tokens[item.sequence] += item.num_tokens
+                num_samples[item.sequence] += bool(run.samples)
+        for sequence in sequences:
+            assert sequence.num_flying_tokens == num_tokens[sequence], "tokens fly that no step computes, or more"
+            assert sequence.num_flying_samples == num_samples[sequence], "ids fly that no step draws, or more"
 
     def _execute(self, runner: Runner, scheduled: Sequence[ScheduledTokens]) -> FinishedStep:
         batch = self._prepare(scheduled)

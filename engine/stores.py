@@ -60,7 +60,7 @@ class StoreSet:
         for reads in self._reads:
             with suppress(Exception):
                 reads.copy.wait()
-                reads.copy.release()
+            reads.copy.release()
             self._pool.end_copy(reads.held_block_ids)
         self._reads.clear()
 

@@ -246,6 +246,8 @@ class TierManager:
             if slot.copy_of(node) is None:
                 node.is_transient = False
                 slot.set_copy(node, copy)
+                for _ in node.pinned_by:
+                    slot.tier.pin([copy], True)
                 return node
         slot.tier.remove([copy], is_forgotten=False)
         return None

@@ -13,6 +13,8 @@ from tier_fuzz import TierFuzz
 from chatkv.engine.batch import Batch, ScheduledSequence
 from chatkv.engine.request import FinishReason, GenerationRequest
 
+WAIT_S = 20.0
+
 
 class OnDevice(Fuzz):
     """`runner` is the device."""
@@ -54,7 +56,11 @@ class OnDevice(Fuzz):
             self._reset()
 
     def _reset(self) -> None:
-        """Everything is lost, and nobody is told: that is the engine thread's business."""
+        """Everything is lost, and nobody is told: that is the engine thread's business. What was queued in a tier would
+        be stored a second time, which the fake tier takes for a mistake."""
+        for tier in self.engine.lower_tiers:
+            tier.flush(WAIT_S)
+        self.engine.tiers.poll()
         self.engine.reset()
         for block_id in range(self.engine.config.num_blocks):
             self.device.poison(block_id)

@@ -74,11 +74,14 @@ class FakeCopy:
     def is_done(self) -> bool:
         self.device.get_on()
         if self.operation.is_over:
-            self.device.know(self.operation)
+            self.wait()
         return self.operation.is_over
 
     def wait(self) -> None:
+        is_known = self.operation.is_known
         self.device.finish(self.operation)
+        if not is_known and self.device.fails_copy():
+            raise RuntimeError("the copy failed")
 
     @property
     def images(self) -> Sequence[memoryview]:
@@ -100,6 +103,7 @@ class FakeDevice(IntegerRunner):
     # what a test breaks on purpose
     fails_launch: Callable[[Batch], bool] = staticmethod(lambda batch: False)
     fails_step: Callable[[Batch], bool] = staticmethod(lambda batch: False)
+    fails_copy: Callable[[], bool] = staticmethod(lambda: False)
     fails_sequence: Callable[[ScheduledSequence], bool] = staticmethod(lambda sequence: False)
 
     def __init__(

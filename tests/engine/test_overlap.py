@@ -3,24 +3,30 @@ for, and what becomes of rows and blocks of sequences that have ended in the air
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from device_harness import DeviceHarness
-from fake_device import NOT_FINITE, FakeCopy, FakeDevice
+from fake_device import NOT_FINITE, FakeDevice
 from fake_tier import FakeTier
 from harness import GREEDY_10, prompt
 from integer_runner import EOS_ID, held_ids, naive_answer, new_hasher
-from test_engine_thread import Inbox
+from test_engine_thread import WAIT_S, Inbox
 from tier_harness import LONG, ONE, by_tier, evict_all
 
 from chatkv.engine.batch import pending_id
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.engine import Engine
 from chatkv.engine.engine_thread import EngineThread
-from chatkv.engine.request import FinishReason, GenerationRequest, Priority, RequestStatus, SamplingParams, WarmMode
+from chatkv.engine.request import (
+    FinishReason,
+    GenerationRequest,
+    Priority,
+    RequestOutput,
+    RequestStatus,
+    SamplingParams,
+    WarmMode,
+)
 
 
 def test_the_next_step_is_launched_before_the_last_one_is_taken() -> None:
@@ -462,29 +468,37 @@ def test_the_engines_thread_on_a_device() -> None:
     assert not device.unknown
 
 
-def test_a_device_that_fails_between_steps_fails_all_requests_and_the_thread_goes_on() -> None:
+@pytest.mark.parametrize("direction", ["store", "load"])
+def test_a_copy_that_fails_fails_all_requests_and_the_thread_goes_on(direction: str) -> None:
     device = FakeDevice(64, seed=1)
     config = EngineConfig(max_context_tokens=512, num_blocks=64)
-    tiers = [FakeTier()]
-    engine = Engine(config, device, new_hasher(), None, frozenset({EOS_ID}), tiers=tiers, images=device)
-    is_broken = threading.Event()
-    start_read = device.start_read
-
-    def failing(block_ids: Sequence[int]) -> FakeCopy:
-        if is_broken.is_set():
-            raise RuntimeError("the copy engine is gone")
-        return start_read(block_ids)
-
-    device.start_read = failing  # type: ignore[method-assign]
-    is_broken.set()
+    disk = FakeTier()
+    engine = Engine(config, device, new_hasher(), None, frozenset({EOS_ID}), tiers=[disk], images=device)
     thread = EngineThread(engine)
-    first, second = Inbox(), Inbox()
-    thread.submit(GenerationRequest("a", prompt(100), LONG), first)
-    outputs = first.until_finished()
-    assert "the copy engine is gone" in (outputs[-1].error or "")
-    is_broken.clear()
-    thread.submit(GenerationRequest("b", prompt(30), GREEDY_10), second)
-    outputs = second.until_finished()
+
+    def answer(request_id: str, token_ids: tuple[int, ...]) -> list[RequestOutput]:
+        inbox = Inbox()
+        thread.submit(GenerationRequest(request_id, token_ids, GREEDY_10), inbox)
+        return inbox.until_finished()
+
+    def start_anew(engine: Engine) -> None:
+        engine._settle()
+        engine.reset()
+        for block_id in range(64):
+            device.poison(block_id)
+
+    if direction == "load":
+        answer("old", prompt(100))
+        thread.run(start_anew).result(WAIT_S)
+    device.fails_copy = lambda: True  # type: ignore[method-assign]
+    outputs = answer("a", prompt(100))
+    assert "the copy failed" in (outputs[-1].error or "")
+    assert bool(disk.num_loaded) == (direction == "load")
+    device.fails_copy = lambda: False  # type: ignore[method-assign]
+    thread.run(start_anew).result(WAIT_S)
+    outputs = answer("b", prompt(30))
     assert [token for output in outputs for token in output.token_ids] == naive_answer(prompt(30), GREEDY_10, 0, 512)[0]
     thread.close()
     assert not device.unknown
+    assert device.num_unreleased == {"read": 0, "write": 0}
+    assert not any(copy.num_readers for copy in disk.images)

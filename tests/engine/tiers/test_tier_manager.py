@@ -202,3 +202,21 @@ def test_closing_stores_what_is_left() -> None:
     assert positions(disk) == list(range(6))
     assert not disk.queued
     assert disk.is_closed
+
+
+def test_a_copy_that_becomes_safe_after_a_reset_is_pinned_like_its_node() -> None:
+    disk = FakeTier(is_prompt=False)
+    h = Harness(tiers=[disk])
+    h.ask("a", prompt(40), ONE, owner="chat")
+    assert len(disk.queued) == 2
+    h.engine.set_pinned("chat", (), is_pinned=True)
+    h.engine.reset()
+    disk.is_refusing = True
+    for block_id in range(64):
+        h.runner.poison(block_id)
+    h.ask("b", prompt(40), ONE, owner="chat")
+    disk.flush(1)
+    h.step()
+    assert [copy.num_pins for copy in disk.images] == [1, 1]
+    h.engine.set_pinned("chat", (), is_pinned=False)
+    assert [copy.num_pins for copy in disk.images] == [0, 0]
