@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,12 @@ _QUOTA_BYTES = 8 << 30
 
 
 def has_store() -> bool:
-    return all(importlib.util.find_spec(package) for package in _PACKAGES)
+    try:
+        for package in _PACKAGES:
+            importlib.import_module(package)
+    except ImportError:
+        return False
+    return True
 
 
 @contextmanager
