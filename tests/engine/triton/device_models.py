@@ -28,6 +28,7 @@ LLAMA: dict[str, Any] = BASE | {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
+REFERENCE = KernelChoice(cpu_kernels="torch")
 INTERPRETER = KernelChoice(device="interpreter", compute_dtype="fp16")
 
 
@@ -36,17 +37,21 @@ def tensors() -> dict[str, Tensor]:
     return random_tensors(ModelConfig.from_hf(LLAMA))
 
 
-def model_of(weight_format: str, choice: KernelChoice, kv_dtype: str = "auto") -> Decoder:
+def model_of(
+    weight_format: str, choice: KernelChoice, kv_dtype: str = "auto", hf_config: dict[str, Any] = LLAMA
+) -> Decoder:
     """weight_format: as `matrix_of` knows it."""
+    config = ModelConfig.from_hf(hf_config)
+    numbers = tensors() if hf_config is LLAMA else random_tensors(config)
 
     def read(name: str) -> PackedTensor:
-        tensor = tensors()[name]
+        tensor = numbers[name]
         if tensor.dim() == 1:
             return tensor
         return matrix_of(tensor, weight_format)
 
     facts = WeightFacts("0" * 64, weight_format)
-    return Decoder(ModelConfig.from_hf(LLAMA), read, facts, choice, kv_dtype=kv_dtype)
+    return Decoder(config, read, facts, choice, kv_dtype=kv_dtype)
 
 
 def matrix_of(matrix: Tensor, weight_format: str) -> Weight:
@@ -60,7 +65,7 @@ def matrix_of(matrix: Tensor, weight_format: str) -> Weight:
 
 
 def reference_of(weight_format: str, kv_dtype: str = "auto") -> Decoder:
-    return model_of(weight_format, KernelChoice(cpu_kernels="torch"), kv_dtype)
+    return model_of(weight_format, REFERENCE, kv_dtype)
 
 
 def greedy_answer(model: Decoder, prompt: Sequence[int], num_tokens: int, margin: float) -> list[int] | None:

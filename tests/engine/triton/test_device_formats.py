@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from device_models import INTERPRETER, VOCAB_SIZE, largest_difference, model_of, reference_of
+from device_models import INTERPRETER, LLAMA, REFERENCE, VOCAB_SIZE, largest_difference, model_of, reference_of
 from tiny import logits_of, random_ids, runner_of, sequence
 from torch import Tensor
 
@@ -54,6 +54,28 @@ def test_kv_dtypes(kv_dtype: str, tolerance: float) -> None:
     model = model_of("int4", INTERPRETER, kv_dtype)
     reference = expected("int4", "int8" if kv_dtype == "int8" else "auto")
     assert largest_difference(logits(model), reference) < tolerance
+
+
+ARCHITECTURES = {
+    "biases": {"architectures": ["Qwen2ForCausalLM"]},
+    "norms of q and k": {"architectures": ["Qwen3ForCausalLM"]},
+    "a window": {"architectures": ["MistralForCausalLM"], "sliding_window": 9},
+    "one table": {"tie_word_embeddings": True},
+    "one KV head": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 80, "hidden_size": 160},
+}
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_architectures(kind: str) -> None:
+    """In chunks, and single rows behind them."""
+    hf_config = LLAMA | ARCHITECTURES[kind]
+    reference, model = (model_of("int8", each, "auto", hf_config) for each in (REFERENCE, INTERPRETER))
+    rows = []
+    for each in (reference, model):
+        runner = runner_of(each, 4)
+        chunk = logits_of(runner, sequence(IDS[:25], 0, [2, 0]), sequence(IDS[:3], 0, [1]))
+        rows.append([*chunk, *logits_of(runner, sequence(IDS[25:26], 25, [2, 0]), sequence(IDS[3:4], 3, [1]))])
+    assert all(largest_difference(*pair) < 0.05 for pair in zip(*rows, strict=True))
 
 
 def test_bfloat16() -> None:
