@@ -9,6 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -46,16 +47,22 @@ class StepShape:
     def bounds(self) -> list[tuple[int, int]]:
         """Where parts begin and end in the packed buffer, counted in int32 numbers: slots (two each), token ids,
         positions, lengths, start positions, cu_rows, selected rows, new blocks, block tables."""
-        sequences = self.num_sequences
-        sizes = [2 * self.num_rows, self.num_rows, self.num_rows, sequences, sequences, sequences + 1]
-        sizes += [self.num_selected, self.num_new_blocks, sequences * self.table_width]
-        starts = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
-        return [(start, start + size) for size, (start, _) in zip(sizes, pairwise(starts), strict=True)]
+        return _bounds(self)
 
     @property
     def size(self) -> int:
         """Of the packed buffer, in int32 numbers."""
         return self.bounds[-1][1]
+
+
+@lru_cache(maxsize=64)
+def _bounds(shape: StepShape) -> list[tuple[int, int]]:
+    """Captured steps ask for theirs again and again."""
+    rows, sequences = shape.num_rows, shape.num_sequences
+    sizes = [2 * rows, rows, rows, sequences, sequences, sequences + 1]
+    sizes += [shape.num_selected, shape.num_new_blocks, sequences * shape.table_width]
+    starts = accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0)
+    return [(start, start + size) for size, (start, _) in zip(sizes, pairwise(starts), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
