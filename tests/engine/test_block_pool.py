@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,3 +126,53 @@ def test_check_integrity_notices_a_lost_holder() -> None:
     (block_id,) = pool.allocate(1)
     with pytest.raises(AssertionError, match="ref_cnt 1, 2 holders"):
         pool.check_integrity({block_id: 2})
+
+
+def test_c8_what_is_given_back_during_a_step_is_free_when_the_step_is_over() -> None:
+    chains = Chains(6)
+    pool = chains.pool
+    early, late = chains.hold("a", 2), chains.hold("b", 2)
+    pool.begin_step()
+    pool.free(early)
+    pool.begin_step()
+    pool.free(late)
+    assert (pool.num_free, pool.is_settled) == (2, False)
+    pool.check_integrity(Counter(pool.deferred_block_ids()))
+    pool.end_step()
+    assert pool.num_free == 4
+    assert sorted(pool.deferred_block_ids()) == late
+    pool.end_step()
+    assert (pool.num_free, pool.is_settled) == (6, True)
+    assert pool.allocate(6)[2:] == [*early[::-1], *late[::-1]], "the order in which they were given back"
+
+
+def test_c8_a_block_given_back_during_a_step_is_blank_only_when_the_step_is_over() -> None:
+    chains = Chains(2)
+    block_ids = chains.pool.allocate(1)
+    chains.pool.begin_step()
+    chains.pool.free(block_ids)
+    assert chains.poisoned == []
+    chains.pool.end_step()
+    assert chains.poisoned == block_ids
+
+
+def test_c8_a_block_given_back_during_a_step_may_be_hit_again() -> None:
+    chains = Chains(2)
+    block_ids = chains.hold("a", 2)
+    chains.pool.begin_step()
+    chains.pool.free(block_ids)
+    chains.pool.touch(block_ids)
+    chains.pool.end_step()
+    chains.pool.check_integrity(dict.fromkeys(block_ids, 1))
+    assert chains.pool.num_free == 0
+
+
+def test_c8_what_a_copy_reads_is_not_evicted() -> None:
+    chains = Chains(3)
+    block_ids = chains.hold("a", 2)
+    chains.pool.begin_copy(block_ids)
+    chains.pool.free(block_ids)
+    assert (chains.pool.num_free, chains.pool.is_settled) == (1, False)
+    chains.pool.end_copy(block_ids)
+    assert (chains.pool.num_free, chains.pool.is_settled) == (3, True)
+    chains.pool.check_integrity({})

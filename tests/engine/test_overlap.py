@@ -107,6 +107,18 @@ def test_a_stop_is_seen_one_step_late_and_the_row_in_the_air_is_dropped() -> Non
     h.check_quiet()
 
 
+def test_the_blocks_of_who_has_stopped_may_be_hit_while_a_row_of_it_is_in_the_air() -> None:
+    h = DeviceHarness()
+    h.add("a", prompt(40), LONG)
+    for _ in range(6):
+        h.step()
+    h.engine.cancel("a")
+    assert list(h.engine.kv.pool.deferred_block_ids())
+    answer = h.ask("b", prompt(40))
+    assert answer.num_cached_tokens == 32
+    h.check_quiet()
+
+
 def test_draws_that_depend_on_the_last_token_wait_for_it() -> None:
     h = DeviceHarness()
     h.ask("a", prompt(20), replace(GREEDY_10, repetition_penalty=1.2))
