@@ -15,7 +15,7 @@ from tiny import random_ids, sequence
 from chatkv.engine.batch import Batch, ScheduledSequence, pending_id
 from chatkv.engine.device_runner import DeviceRunner
 from chatkv.engine.models.decoder import Decoder
-from chatkv.engine.step_rows import NOT_FINITE
+from chatkv.engine.step_rows import NOT_FINITE, step_rows
 
 POISONED_ID = 7
 
@@ -190,3 +190,8 @@ def test_rows_of_the_deterministic_setting_do_not_depend_on_their_company() -> N
     mixed = runner.all_logits(Batch([sequence(others, 0, [4]), sequence(ids[11:18], 11, [2, 3])]))
     last = runner.all_logits(Batch([sequence([others[0]], 7, [4]), sequence(ids[18:], 18, [2, 3])]))
     assert torch.equal(torch.cat((mixed[7:], last[1:])), whole[11:])
+    decodes = Batch([sequence([token], 0, [5 + index]) for index, token in enumerate((*others[:2], *ids[:1]))])
+    graph, _ = runner._graphs.pack(step_rows(decodes, range(3)), [5, 6, 7])
+    padded = runner._graphs.run(graph).logits
+    assert len(padded) == 4
+    assert torch.equal(padded[2], whole[0])
