@@ -65,6 +65,7 @@ class DeviceRunner:
         that the largest step takes. Nothing is written into blocks."""
         chunks = [num_rows for num_rows in WARM_UP_ROWS if num_rows < max_batched_tokens] + [max_batched_tokens]
         report = on_progress or (lambda share: None)
+        self._executor.ensure_positions(max_batched_tokens)
         with self._stream.active():
             for done, num_rows in enumerate(chunks, start=1):
                 logits = self._executor.forward(self._executor.packer.pack(_idle_chunk(num_rows)), self._kv).logits
