@@ -191,6 +191,15 @@ def test_ids_at_the_border_lie_among_better_ones(filters: Draw) -> None:
     assert drawn[::2] == ids
 
 
+@pytest.mark.parametrize("filters", [Draw(), Draw(top_k=2), Draw(top_p=0.9), Draw(allowed=frozenset({20, 40}))])
+def test_the_ends_of_the_range_draw_the_first_and_the_last(filters: Draw) -> None:
+    """Tiles before and behind have nothing."""
+    row = torch.full((50,), -torch.inf)
+    row[[20, 40]] = 1.0
+    draws = [replace(filters, uniform=uniform) for uniform in (0.0, 1.0 - 2.0**-53)]
+    assert run(row.expand(2, -1), draws, 16)[0] == [20, 40] == [by_reference(row, draw) for draw in draws]
+
+
 def test_a_row_is_drawn_alike_alone_and_in_any_company() -> None:
     random = Random(4)
     logits = torch.randn(6, 200, generator=torch.Generator().manual_seed(4)) * 2
@@ -261,6 +270,7 @@ def test_several_tokens_of_one_row_and_columns_beyond_the_vocabulary() -> None:
 
 def test_changes_are_those_of_the_specification_rounded_once() -> None:
     logits = torch.randn(4, 60, generator=torch.Generator().manual_seed(11)) * 10
+    logits[2, [3, 44]], logits[0, 3] = torch.tensor([6.5, -6.5]), -0.3
     ids = torch.tensor([3, 44, 7, 3, 0, 12], dtype=torch.int32)
     penalties = torch.tensor([1.3, 1.3, 1.3, 0.7, 1.0, 1.0], dtype=torch.float64)
     subtracted = torch.tensor([0.0, 0.7, -100.0, 0.1, 1e-3, 2.0], dtype=torch.float64)
