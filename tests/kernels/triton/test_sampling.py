@@ -195,7 +195,7 @@ def test_ids_at_the_border_lie_among_better_ones(filters: Draw) -> None:
 def test_the_ends_of_the_range_draw_the_first_and_the_last(filters: Draw) -> None:
     """Tiles before and behind have nothing."""
     row = torch.full((50,), -torch.inf)
-    row[[20, 40]] = 1.0
+    row[[20, 40]] = torch.tensor([0.0, 1.0])
     draws = [replace(filters, uniform=uniform) for uniform in (0.0, 1.0 - 2.0**-53)]
     assert run(row.expand(2, -1), draws, 16)[0] == [20, 40] == [by_reference(row, draw) for draw in draws]
 
