@@ -32,7 +32,7 @@ class GemmTile(NamedTuple):
 
 
 FEW_ROWS = GemmTile(16, 64, 4, 4, 4)
-FEW_ROWS_NARROW = GemmTile(16, 32, 4, 4, 4)
+FEW_ROWS_NARROW = GemmTile(16, 32, 4, 4, 6)
 SOME_ROWS = GemmTile(64, 128, 2, 4, 3)
 MANY_ROWS = GemmTile(128, 128, 2, 8, 3)
 

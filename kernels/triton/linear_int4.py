@@ -15,7 +15,7 @@ from .gemm_tiles import gemm_tile, store_tile, tile_origin
 from .gemv_tiles import gemv_tile
 from .matrices import BLOCK_COLUMNS, Int4Matrix
 from .runtime import TL_DTYPES, ceil_div
-from .weight_bits import FLOAT_ONE, PAIR_OF_ONES, counted_up, float_pair, int4_pair
+from .weight_bits import FLOAT_ONE, PAIR_OF_ONES, counted_up, float_pair, int4_pair, of_each_word
 
 
 @triton.jit
@@ -58,9 +58,9 @@ def int4_gemm_kernel(
     rows, outputs = first_row + tl.arange(0, TILE_ROWS), first_output + tl.arange(0, TILE_OUTPUTS)
     is_row, is_output = rows < num_rows, outputs < num_outputs
     columns, groups = tl.arange(0, TILE_COLUMNS), tl.arange(0, NUM_GROUPS)
-    words = groups[:, None] * GROUP_WORDS + tl.arange(0, GROUP_WORDS)[None, :]
+    words = tl.arange(0, 4 * TILE_BLOCKS)
     x_ptrs = x_ptr + rows[:, None].to(tl.int64) * x_stride + columns[None, :]
-    word_ptrs = words_ptr + outputs[:, None, None].to(tl.int64) * (num_blocks * 4) + words[None, :, :]
+    word_ptrs = words_ptr + outputs[:, None].to(tl.int64) * (num_blocks * 4) + words[None, :]
     num_groups = num_blocks // GROUP_BLOCKS
     scale_places = outputs[:, None].to(tl.int64) * num_groups + groups[None, :]
     is_group = is_output[:, None] & (groups < num_groups)[None, :]
@@ -68,11 +68,11 @@ def int4_gemm_kernel(
     minimums = None if minimums_ptr is None else tl.load(minimums_ptr + scale_places, mask=is_group, other=0.0)
     products = tl.zeros([TILE_OUTPUTS, TILE_ROWS], tl.float32)
     for block in range(0, num_blocks, TILE_BLOCKS):
-        is_word, is_number = is_output[:, None, None], is_row[:, None]
+        is_word, is_number = is_output[:, None], is_row[:, None]
         if HAS_TAIL:
-            is_word &= (block * 4 + words < num_blocks * 4)[None, :, :]
+            is_word &= (block * 4 + words < num_blocks * 4)[None, :]
             is_number &= (block * 32 + columns < num_blocks * 32)[None, :]
-        tile = tl.load(word_ptrs, mask=is_word, other=0)
+        tile = tl.reshape(tl.load(word_ptrs, mask=is_word, other=0), [TILE_OUTPUTS, NUM_GROUPS, GROUP_WORDS])
         x = tl.load(x_ptrs, mask=is_number, other=0.0)
         # The next step's, ahead: loads this narrow are not made ahead by the compiler.
         next_group = (block + TILE_BLOCKS) // GROUP_BLOCKS
@@ -124,38 +124,37 @@ def int4_gemv_kernel(
     one += tl.program_id(2)
     outputs = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     is_output = outputs < num_outputs
-    blocks = tl.arange(0, TILE_BLOCKS)
-    words = blocks[:, None] * 4 + tl.arange(0, 4)[None, :]
-    pairs = blocks[:, None] * 16 + tl.arange(0, 4)[None, :]
-    word_ptrs = words_ptr + outputs[:, None, None].to(tl.int64) * (num_blocks * 4) + words[None, :, :]
+    blocks, words = tl.arange(0, TILE_BLOCKS), tl.arange(0, TILE_BLOCKS * 4)
+    pairs = words // 4 * 16 + words % 4
+    word_ptrs = words_ptr + outputs[:, None].to(tl.int64) * (num_blocks * 4) + words[None, :]
     scale_places = outputs[:, None].to(tl.int64) * (num_blocks // GROUP_BLOCKS)
-    products = tl.zeros([TILE_OUTPUTS, TILE_BLOCKS, 4], tl.float32)
+    products = tl.zeros([TILE_OUTPUTS, TILE_BLOCKS * 4], tl.float32)
     for block in range(0, num_blocks, TILE_BLOCKS):
-        is_block = block + blocks < num_blocks
-        is_scale = is_output[:, None] & is_block[None, :]
-        tile = tl.load(word_ptrs + block * 4, mask=is_scale[:, :, None], other=0)
+        is_word = block * 4 + words < num_blocks * 4
+        tile = tl.load(word_ptrs + block * 4, mask=is_output[:, None] & is_word[None, :], other=0)
         places = scale_places + ((block + blocks) // GROUP_BLOCKS)[None, :]
+        is_scale = is_output[:, None] & (block + blocks < num_blocks)[None, :]
         scales = tl.load(scales_ptr + places, mask=is_scale, other=0.0).to(tl.float32)
         x_ptrs = x_ptr + block * 16 + pairs
-        x0, x4 = float_pair(tl.load(x_ptrs, mask=is_block[:, None], other=0), CDT)
-        x1, x5 = float_pair(tl.load(x_ptrs + 4, mask=is_block[:, None], other=0), CDT)
-        x2, x6 = float_pair(tl.load(x_ptrs + 8, mask=is_block[:, None], other=0), CDT)
-        x3, x7 = float_pair(tl.load(x_ptrs + 12, mask=is_block[:, None], other=0), CDT)
+        x0, x4 = float_pair(tl.load(x_ptrs, mask=is_word, other=0), CDT)
+        x1, x5 = float_pair(tl.load(x_ptrs + 4, mask=is_word, other=0), CDT)
+        x2, x6 = float_pair(tl.load(x_ptrs + 8, mask=is_word, other=0), CDT)
+        x3, x7 = float_pair(tl.load(x_ptrs + 12, mask=is_word, other=0), CDT)
         even, odd = (x0 + x4) + (x2 + x6), (x1 + x5) + (x3 + x7)
-        sums = tl.zeros_like(products) - (even * 16.5 + odd * 1.5)[None, :, :]
-        sums += counted_up(tile << 15, one, 15, 4) * (x0 * 16.0)[None, :, :]
-        sums += counted_up(tile << 15, one, 19, 4) * x1[None, :, :]
-        sums += counted_up(tile << 7, one, 15, 4) * (x2 * 16.0)[None, :, :]
-        sums += counted_up(tile << 7, one, 19, 4) * x3[None, :, :]
-        sums += counted_up(tile >> 1, one, 15, 4) * (x4 * 16.0)[None, :, :]
-        sums += counted_up(tile >> 1, one, 19, 4) * x5[None, :, :]
-        sums += counted_up(tile >> 9, one, 15, 4) * (x6 * 16.0)[None, :, :]
-        sums += counted_up(tile >> 9, one, 19, 4) * x7[None, :, :]
-        products += sums * scales[:, :, None]
+        sums = tl.zeros_like(products) - (even * 16.5 + odd * 1.5)[None, :]
+        sums += counted_up(tile << 15, one, 15, 4) * (x0 * 16.0)[None, :]
+        sums += counted_up(tile << 15, one, 19, 4) * x1[None, :]
+        sums += counted_up(tile << 7, one, 15, 4) * (x2 * 16.0)[None, :]
+        sums += counted_up(tile << 7, one, 19, 4) * x3[None, :]
+        sums += counted_up(tile >> 1, one, 15, 4) * (x4 * 16.0)[None, :]
+        sums += counted_up(tile >> 1, one, 19, 4) * x5[None, :]
+        sums += counted_up(tile >> 9, one, 15, 4) * (x6 * 16.0)[None, :]
+        sums += counted_up(tile >> 9, one, 19, 4) * x7[None, :]
+        products += sums * of_each_word(scales, 4)
         if minimums_ptr is not None:
             minimums = tl.load(minimums_ptr + places, mask=is_scale, other=0.0).to(tl.float32)
-            products += (even + odd)[None, :, :] * (minimums * 0.0625 + scales * 0.5)[:, :, None]
-    product = tl.sum(tl.reshape(products, [TILE_OUTPUTS, TILE_BLOCKS * 4]), axis=1) * 16.0
+            products += (even + odd)[None, :] * of_each_word(minimums * 0.0625 + scales * 0.5, 4)
+    product = tl.sum(products, axis=1) * 16.0
     if bias_ptr is not None:
         product += tl.load(bias_ptr + outputs, mask=is_output, other=0.0)
     tl.store(out_ptr + outputs, product.to(out_ptr.dtype.element_ty), mask=is_output)

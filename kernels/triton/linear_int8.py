@@ -11,7 +11,7 @@ from .gemm_tiles import gemm_tile, store_tile, tile_origin
 from .gemv_tiles import gemv_tile
 from .matrices import BLOCK_COLUMNS, Int8Matrix
 from .runtime import TL_DTYPES, ceil_div
-from .weight_bits import FLOAT_ONE, PAIR_OF_ONES, counted_up, float_pair, int8_pair
+from .weight_bits import FLOAT_ONE, PAIR_OF_ONES, counted_up, float_pair, int8_pair, of_each_word
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -43,20 +43,20 @@ def int8_gemm_kernel(
     rows, outputs = first_row + tl.arange(0, TILE_ROWS), first_output + tl.arange(0, TILE_OUTPUTS)
     is_row, is_output = rows < num_rows, outputs < num_outputs
     columns, groups = tl.arange(0, TILE_COLUMNS), tl.arange(0, NUM_GROUPS)
-    words = groups[:, None] * GROUP_WORDS + tl.arange(0, GROUP_WORDS)[None, :]
+    words = tl.arange(0, 8 * TILE_BLOCKS)
     x_ptrs = x_ptr + rows[:, None].to(tl.int64) * x_stride + columns[None, :]
-    word_ptrs = words_ptr + outputs[:, None, None].to(tl.int64) * (num_blocks * 8) + words[None, :, :]
+    word_ptrs = words_ptr + outputs[:, None].to(tl.int64) * (num_blocks * 8) + words[None, :]
     num_groups = num_blocks // GROUP_BLOCKS
     scale_places = outputs[:, None].to(tl.int64) * num_groups + groups[None, :]
     is_group = is_output[:, None] & (groups < num_groups)[None, :]
     scales = tl.load(scales_ptr + scale_places, mask=is_group, other=0.0)
     products = tl.zeros([TILE_OUTPUTS, TILE_ROWS], tl.float32)
     for block in range(0, num_blocks, TILE_BLOCKS):
-        is_word, is_number = is_output[:, None, None], is_row[:, None]
+        is_word, is_number = is_output[:, None], is_row[:, None]
         if HAS_TAIL:
-            is_word &= (block * 8 + words < num_blocks * 8)[None, :, :]
+            is_word &= (block * 8 + words < num_blocks * 8)[None, :]
             is_number &= (block * 32 + columns < num_blocks * 32)[None, :]
-        tile = tl.load(word_ptrs, mask=is_word, other=0)
+        tile = tl.reshape(tl.load(word_ptrs, mask=is_word, other=0), [TILE_OUTPUTS, NUM_GROUPS, GROUP_WORDS])
         x = tl.load(x_ptrs, mask=is_number, other=0.0)
         # The next step's, ahead: loads this narrow are not made ahead by the compiler.
         next_group = (block + TILE_BLOCKS) // GROUP_BLOCKS
@@ -96,28 +96,27 @@ def int8_gemv_kernel(
     one += tl.program_id(2)
     outputs = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
     is_output = outputs < num_outputs
-    blocks = tl.arange(0, TILE_BLOCKS)
-    words = blocks[:, None] * 8 + tl.arange(0, 8)[None, :]
-    word_ptrs = words_ptr + outputs[:, None, None].to(tl.int64) * (num_blocks * 8) + words[None, :, :]
+    blocks, words = tl.arange(0, TILE_BLOCKS), tl.arange(0, TILE_BLOCKS * 8)
+    word_ptrs = words_ptr + outputs[:, None].to(tl.int64) * (num_blocks * 8) + words[None, :]
     scale_places = outputs[:, None].to(tl.int64) * (num_blocks // GROUP_BLOCKS)
-    products = tl.zeros([TILE_OUTPUTS, TILE_BLOCKS, 8], tl.float32)
+    products = tl.zeros([TILE_OUTPUTS, TILE_BLOCKS * 8], tl.float32)
     for block in range(0, num_blocks, TILE_BLOCKS):
-        is_block = block + blocks < num_blocks
-        is_scale = is_output[:, None] & is_block[None, :]
+        is_word = block * 8 + words < num_blocks * 8
         # Quanta count from -128 where the sign bit is turned.
-        tile = tl.load(word_ptrs + block * 8, mask=is_scale[:, :, None], other=0) ^ -0x7F7F7F80
+        tile = tl.load(word_ptrs + block * 8, mask=is_output[:, None] & is_word[None, :], other=0) ^ -0x7F7F7F80
         places = scale_places + ((block + blocks) // GROUP_BLOCKS)[None, :]
+        is_scale = is_output[:, None] & (block + blocks < num_blocks)[None, :]
         scales = tl.load(scales_ptr + places, mask=is_scale, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + block * 8 + words, mask=is_block[:, None], other=0)
+        x = tl.load(x_ptr + block * 8 + words, mask=is_word, other=0)
         x0, x1 = float_pair(x.to(tl.int32), CDT)
         x2, x3 = float_pair((x >> 32).to(tl.int32), CDT)
-        sums = tl.zeros_like(products) - (((x0 + x1) + (x2 + x3)) * 1.5)[None, :, :]
-        sums += counted_up(tile << 15, one, 15, 8) * x0[None, :, :]
-        sums += counted_up(tile << 7, one, 15, 8) * x1[None, :, :]
-        sums += counted_up(tile >> 1, one, 15, 8) * x2[None, :, :]
-        sums += counted_up(tile >> 9, one, 15, 8) * x3[None, :, :]
-        products += sums * scales[:, :, None]
-    product = tl.sum(tl.reshape(products, [TILE_OUTPUTS, TILE_BLOCKS * 8]), axis=1) * 256.0
+        sums = tl.zeros_like(products) - (((x0 + x1) + (x2 + x3)) * 1.5)[None, :]
+        sums += counted_up(tile << 15, one, 15, 8) * x0[None, :]
+        sums += counted_up(tile << 7, one, 15, 8) * x1[None, :]
+        sums += counted_up(tile >> 1, one, 15, 8) * x2[None, :]
+        sums += counted_up(tile >> 9, one, 15, 8) * x3[None, :]
+        products += sums * of_each_word(scales, 8)
+    product = tl.sum(products, axis=1) * 256.0
     if bias_ptr is not None:
         product += tl.load(bias_ptr + outputs, mask=is_output, other=0.0)
     tl.store(out_ptr + outputs, product.to(out_ptr.dtype.element_ty), mask=is_output)

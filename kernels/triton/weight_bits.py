@@ -86,3 +86,13 @@ def float_pair(pairs, CDT: tl.constexpr):
 def counted_up(shifted, one, PLACE: tl.constexpr, NUM_BITS: tl.constexpr):
     """float32 1 + bits * 2^(PLACE - 23): the NUM_BITS bits at PLACE, within a mantissa of 1.0."""
     return ((shifted & (((1 << NUM_BITS) - 1) << PLACE)) | one).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def of_each_word(scales, NUM_WORDS: tl.constexpr):
+    """[outputs, blocks] -> [outputs, NUM_WORDS * blocks].
+
+    Tiles of words have two dimensions everywhere: the compiler gives those that are loaded in three a worse layout.
+    """
+    spread = tl.broadcast_to(scales[:, :, None], [scales.shape[0], scales.shape[1], NUM_WORDS])
+    return tl.reshape(spread, [scales.shape[0], scales.shape[1] * NUM_WORDS])
