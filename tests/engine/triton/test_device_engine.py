@@ -72,7 +72,7 @@ def new_engine(model: Decoder, runner: RecordingRunner, tiers: Sequence[LowerTie
 def run_until(engine: Engine, outputs: list[RequestOutput], is_over: Callable[[], bool]) -> None:
     while not is_over():
         outputs += engine.step()
-    assert all(output.error is None for output in outputs)
+        assert all(output.error is None for output in outputs)
 
 
 def answer(outputs: list[RequestOutput], request_id: str) -> list[int]:
