@@ -58,14 +58,14 @@ class EngineFigures:
         images = DeviceImages(pool)
         count = min(images.num_free_reads, images.num_free_writes, sizes.num_images // 2)
         source, target = range(count), range(sizes.num_images - count, sizes.num_images)
-        held: list[bytes] = []
+        held: list[bytearray] = []
         seconds: dict[str, list[float]] = {"to the host": [], "to the device": []}
         for _ in range(10 if self._bench.is_cuda else 1):
             since = time.perf_counter()
             read = images.start_read(source)
             read.wait()
             seconds["to the host"].append(time.perf_counter() - since)
-            held = held or [bytes(image) for image in read.images]
+            held = held or [bytearray(image) for image in read.images]
             read.release()
             since = time.perf_counter()
             write = images.start_write(target, [memoryview(image) for image in held])
@@ -98,6 +98,7 @@ class EngineFigures:
         computed, asked, runner = ask(HostTier(image_bytes, num_blocks * image_bytes))
         asked.engine.offload(computed.block_hashes)
         runner.pool.fill_(_POISON)
+        self._bench.synchronize()  # copies to the device have a stream of their own
         (restored,) = asked.ask([prompt], 4)
         self._compare(kv_dtype, "host", computed, restored)
         asked.close()
@@ -151,6 +152,7 @@ class EngineFigures:
         runner = DeviceRunner(decoder, num_blocks, decoder.config.vocab_size, context_tokens)
         runner.warm_up(BLOCK_SIZE)
         runner.pool.fill_(_POISON)
+        self._bench.synchronize()
         return runner
 
     @staticmethod

@@ -42,19 +42,20 @@ class Case:
     compute_dtype: Literal["bf16", "fp16"] = "bf16"
     kv_dtype: str = "bf16"
     is_deterministic: bool = False
+    has_fp8_activations: bool = False
     config: dict[str, Any] = field(default_factory=dict)
     """What differs from an 8B Llama."""
 
     @property
     def name(self) -> str:
-        kind = "deterministic" if self.is_deterministic else ""
+        kind = "deterministic" if self.is_deterministic else "fp8 x fp8" if self.has_fp8_activations else ""
         other = " ".join(f"{key}={value}" for key, value in self.config.items())
         return ", ".join(filter(None, (self.weight_format, self.compute_dtype, f"{self.kv_dtype} KV", kind, other)))
 
 
 def launches(card: Card, lane: str) -> Iterator[str]:
     """Runs case after case; gives its name when its kernels are launched."""
-    for case in _fast_cases(card) if lane == "fast" else _all_cases():
+    for case in _fast_cases(card) if lane == "fast" else _all_cases(card):
         _run(case)
         yield case.name
     launch_sampling()
@@ -68,9 +69,10 @@ def _fast_cases(card: Card) -> Iterator[Case]:
     yield Case("int8", "fp16", "int8")
     if card.has_fp8:
         yield Case("fp8", "bf16", "fp8")
+        yield Case("fp8", "bf16", "fp8", has_fp8_activations=True)
 
 
-def _all_cases() -> Iterator[Case]:
+def _all_cases(card: Card) -> Iterator[Case]:
     """One thing differs at a time."""
     base = Case()
     for compute_dtype in ("bf16", "fp16"):
@@ -80,6 +82,8 @@ def _all_cases() -> Iterator[Case]:
             case = replace(base, compute_dtype=compute_dtype, kv_dtype=compute_dtype, weight_format=weight_format)
             yield case
             yield replace(case, is_deterministic=True)
+        if card.has_fp8:
+            yield replace(base, compute_dtype=compute_dtype, weight_format="fp8", has_fp8_activations=True)
     for num_heads, num_kv_heads, head_dim in HEADS:
         heads = {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "head_dim": head_dim}
         for kv_dtype in ("bf16", "int8", "fp8"):
@@ -94,7 +98,12 @@ def _all_cases() -> Iterator[Case]:
 @torch.inference_mode()
 def _run(case: Case) -> None:
     hf_config = llama_config(CARD) | SMALL | case.config
-    choice = KernelChoice("interpreter", compute_dtype=case.compute_dtype, is_deterministic=case.is_deterministic)
+    choice = KernelChoice(
+        "interpreter",
+        compute_dtype=case.compute_dtype,
+        is_deterministic=case.is_deterministic,
+        has_fp8_activations=case.has_fp8_activations,
+    )
     decoder = random_decoder(hf_config, choice, partial(weight_of, case.weight_format), kv_dtype=case.kv_dtype)
     pool = decoder.layout.new_pool(NUM_BLOCKS, torch.device("cpu"))
     for lengths in STEPS:
