@@ -59,11 +59,12 @@ def paged_attention(
     sequences: Sequence[SequenceSpan],
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """float32 [T, num_heads, head_dim] -> same. Row at position p sees positions p - window + 1 .. p of its sequence.
 
     K and V are read as stored in the blocks, the step's own rows too (written before). Query head h reads KV head
-    h // (num_heads / num_kv_heads).
+    h // (num_heads / num_kv_heads). soft_cap: scores become soft_cap * tanh(score / soft_cap).
     """
     outputs = []
     row = 0
@@ -73,6 +74,8 @@ def paged_attention(
         group = queries.shape[1] // keys.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
         scores = torch.einsum("qhd,khd->hqk", queries[row : row + span.num_rows] * scale, keys)
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         query_positions = torch.arange(span.start_position, span.end_position).unsqueeze(1)
         distance = query_positions - torch.arange(span.end_position)
         is_hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)

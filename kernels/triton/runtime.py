@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -24,6 +25,14 @@ def next_power_of_two(number: int) -> int:
 
 def ceil_div(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
+
+
+def register_limit(limit: int | None) -> dict[str, int]:
+    """Launch option: registers that a thread may have. Without it NVIDIA's assembler may spill a few to have room for
+    one more program; AMD's compiler does not know it."""
+    if limit is None or triton.knobs.runtime.interpret:
+        return {}
+    return {"maxnreg": limit} if triton.runtime.driver.active.get_current_target().backend == "cuda" else {}
 
 
 def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
