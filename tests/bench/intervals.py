@@ -38,7 +38,7 @@ def draw_intervals(title: str, rows: Sequence[Interval]) -> str:
         f'<text x="16" y="26" font-size="17" fill="#222222">{escape(title)}</text>',
         '<text x="16" y="58" font-size="12" fill="#444444">format, scales, bits a weight</text>',
         f'<text x="{x(0):.1f}" y="58" font-size="12" fill="#444444">growth in percent, standard error</text>',
-        f'<text x="{WIDTH - RIGHT + 16}" y="58" font-size="12" fill="#444444">same first token</text>',
+        f'<text x="{WIDTH - RIGHT + 16}" y="58" font-size="12" fill="#444444">same top token</text>',
         f'<rect x="{x(0) - 0.5:.1f}" y="{TOP - 12}" width="1" height="{LINE * len(rows)}" fill="#999999"/>',
     ]
     for index, row in enumerate(rows):
