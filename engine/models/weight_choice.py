@@ -39,11 +39,13 @@ def choose_weights(
     if not floats or asked == "as-is":
         return WeightChoice(None, AS_IN_FILE)
     if asked == "auto":
-        if _why_not_native(kernels, config, floats, shapes) is not None:
-            return WeightChoice(None, AS_IN_FILE)
-        return WeightChoice(spec_of("int8"), "made from the model's floats, so that the native kernels run it")
+        if _can_run_natively(kernels, config, floats, shapes):
+            return WeightChoice(spec_of("int8"), "made from the model's floats, so that the native kernels run it")
+        return WeightChoice(None, AS_IN_FILE)
     spec = asked if isinstance(asked, QuantSpec) else spec_of(asked)
     assert spec is not None
+    if spec.kind == "bf16" and kernels.device != "cpu":
+        return WeightChoice(None, f"{AS_IN_FILE}, floats in 16 bits on the GPU")  # Rounded on the way there.
     if not any(_can_become(spec, name, source.read(name, shapes[name])) for name in floats):
         return WeightChoice(None, AS_IN_FILE)
     reason = "as there is room for it" if isinstance(asked, QuantSpec) else f'as weight_format = "{asked}" asks'
@@ -57,12 +59,12 @@ def _can_become(spec: QuantSpec, name: str, tensor: PackedTensor) -> bool:
     return tensor.values.dtype == torch.float32 if own.kind == "bf16" else own.fitting(tensor.shape[1]) is not None
 
 
-def _why_not_native(kernels: KernelChoice, config: ModelConfig, floats: list[str], shapes: Shapes) -> str | None:
-    """Known before the weights are made; None: the native kernels will run them."""
-    if kernels.device != "cpu" or kernels.cpu_kernels == "torch":
-        return "something else was asked for"
-    if config.head_dim % HEAD_MULTIPLE:
-        return f"the head size is not a multiple of {HEAD_MULTIPLE}"
-    if any(shapes[name][1] % GROUP_SIZE for name in floats):
-        return f"some matrices do not divide into groups of {GROUP_SIZE}"
-    return why_none_here()
+def _can_run_natively(kernels: KernelChoice, config: ModelConfig, floats: list[str], shapes: Shapes) -> bool:
+    """Whether native kernels will run the model once its floats are in 8 bits; known before they are."""
+    return (
+        kernels.device == "cpu"
+        and kernels.cpu_kernels == "auto"
+        and config.head_dim % HEAD_MULTIPLE == 0
+        and all(shapes[name][1] % GROUP_SIZE == 0 for name in floats)
+        and why_none_here() is None
+    )

@@ -32,8 +32,7 @@ def quantise(matrix: FpWeight, spec: QuantSpec, on_rows: OnRows | None = None) -
     """`matrix` in the format of `spec`, on the device that it lies on; the same matrix where it cannot have that
     format, as its columns do not divide into groups.
 
-    Formats without groups of 16 bits ("bf16") leave what has 16 bits alone. Raises NoBitsandbytesError for nf4 and
-    int8-bnb where bitsandbytes is missing.
+    "bf16" leaves floats of 16 bits alone. Raises NoBitsandbytesError where bitsandbytes is needed and missing.
     """
     values = matrix.values
     fitting = spec.fitting(values.shape[1])

@@ -26,6 +26,7 @@ from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.models.names import EMBEDDING, HEAD, tensor_shapes
 from chatkv.engine.models.native import load_model, write_weights
 from chatkv.engine.models.source import open_source
+from chatkv.engine.models.weight_choice import choose_weights
 from chatkv.engine.models.weights_file import WeightsWriter, map_weights
 from chatkv.engine.quant import spec as spec_module
 from chatkv.engine.quant.formats import format_of
@@ -360,6 +361,27 @@ def test_sixteen_bits_are_not_made_of_sixteen_bits(tmp_path: Path) -> None:
     folder = install(tmp_path / "model", "BF16")
     assert load_model(folder, weight_format="bf16").weight_format == "bf16"
     assert not (folder / "quantised").exists()
+
+
+def test_a_gpu_rounds_floats_to_16_bits_itself(folder: Path) -> None:
+    config = ModelConfig.from_hf(LLAMA)
+    shapes, weights = tensor_shapes(config), map_weights(folder / WEIGHTS)
+    for kernels, wanted in ((KernelChoice("cuda"), None), (KernelChoice(), QuantSpec("bf16"))):
+        choice = choose_weights(QuantSpec("bf16"), kernels, config, weights, shapes)
+        assert choice.spec == wanted
+        assert "16 bits on the GPU" in choice.reason or wanted
+    assert choose_weights("auto", KernelChoice("cuda"), config, weights, shapes).spec is None, "its planner decides"
+
+
+def test_matrices_that_do_not_divide_run_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LLAMA, "intermediate_size", 208)
+    folder = install(tmp_path / "model")
+    assert load_model(folder, weight_format="auto").weight_format == "fp32"
+    assert not (folder / "quantised").exists()
+    model = load_model(folder, weight_format="int4")
+    assert model.weight_format == "int4-affine-g32", "most of them"
+    assert "throughout" in model.kernels
+    assert logits(model).isfinite().all()
 
 
 def test_a_planner_asks_for_groups_of_its_own(folder: Path) -> None:
