@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chatkv.kernels import KernelChoice
+from chatkv.kernels.bnb import NoBitsandbytesError
 
-from ..errors import BrokenModelError, ModelStorageError
+from ..errors import BrokenModelError, ModelStorageError, UnsupportedModelError
 from ..quant.formats import format_of, shape_of
 from ..quant.spec import QuantSpec, WeightFormat
 from .config import ModelConfig
@@ -109,7 +110,10 @@ def load_model(
             quantiser = chosen.spec.facts() | {"content_sha256": made.content_sha256}
             facts = WeightFacts(weights.content_sha256, made.weight_format, quantiser, chosen.reason)
             weights = made
-    decoder = Decoder(config, lambda name: weights.read(name, shapes[name]), facts, choice, report, kv_dtype)
+    try:
+        decoder = Decoder(config, lambda name: weights.read(name, shapes[name]), facts, choice, report, kv_dtype)
+    except NoBitsandbytesError as error:  # It was there when the weights were made.
+        raise UnsupportedModelError(f"Weights in {weights.weight_format} cannot be read: {error}.") from None
     report(1.0)  # Native kernels have nothing to prepare: they read the mapped file.
     return decoder
 

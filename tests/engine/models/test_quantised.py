@@ -412,10 +412,15 @@ def test_without_bitsandbytes_nf4_is_refused_by_name(folder: Path, monkeypatch: 
             "bitsandbytes cannot be used here (no). Install it with: pip install bitsandbytes"
         )
 
-    monkeypatch.setattr(bnb, "_operations", missing)
-    with pytest.raises(UnsupportedModelError, match=r"Weights in nf4 cannot be made: .*pip install bitsandbytes"):
-        load_model(folder, weight_format="nf4")
+    with monkeypatch.context() as patch:
+        patch.setattr(bnb, "_operations", missing)
+        with pytest.raises(UnsupportedModelError, match=r"Weights in nf4 cannot be made: .*pip install bitsandbytes"):
+            load_model(folder, weight_format="nf4")
     assert not list((folder / "quantised").iterdir())
+    load_model(folder, weight_format="nf4")
+    monkeypatch.setattr(bnb, "_operations", missing)
+    with pytest.raises(UnsupportedModelError, match=r"Weights in nf4 cannot be read: .*pip install bitsandbytes"):
+        load_model(folder, weight_format="nf4")
 
 
 def test_numbers_too_large_are_refused_by_name(tmp_path: Path) -> None:
