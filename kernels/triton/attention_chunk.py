@@ -108,7 +108,7 @@ def paged_chunk(
         out.stride(0),
         block_tables.stride(0),
         *kv.keys.stride()[:4],
-        *(kv.key_scales.stride()[:3] if has_scales else (0, 0, 0)),
+        *((0, 0, 0) if kv.key_scales is None else kv.key_scales.stride()[:3]),
         GROUP=group,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim,

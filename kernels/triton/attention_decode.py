@@ -105,7 +105,7 @@ def paged_decode(
         queries.stride(0),
         block_tables.stride(0),
         *kv.keys.stride()[:4],
-        *(kv.key_scales.stride()[:3] if has_scales else (0, 0, 0)),
+        *((0, 0, 0) if kv.key_scales is None else kv.key_scales.stride()[:3]),
         GROUP=num_heads // num_kv_heads,
         GROUP_ROWS=max(16, next_power_of_two(num_heads // num_kv_heads)),
         HEAD_DIM=head_dim,

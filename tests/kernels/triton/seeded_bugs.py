@@ -86,6 +86,19 @@ SEEDED_BUGS: tuple[SeededBug, ...] = (
     SeededBug("w8a8-scale-of-the-first-row", "linear_w8a8.py", "tl.load(x_scales_ptr + rows,", "tl.load(x_scales_ptr + rows * 0,", "test_linear_fp8.py"),
     SeededBug("gemm-same-row-tiles-again", "gemm_tiles.py", "first_row_tile + program % programs_together", "program % programs_together", "test_linear.py::test_more_row_tiles_than_share_weights"),
     SeededBug("deterministic-one-row-alone", "linear.py", "len(x) == 1 and not is_deterministic", "len(x) == 1", "test_linear.py::test_deterministic_rows_do_not_depend_on_others"),
+    SeededBug("decode-no-mask", "attention_decode.py", "(positions >= first_seen) & (positions < end)", "positions >= first_seen", "test_attention_decode.py::test_every_group"),
+    SeededBug("decode-split-one-too-long", "attention_decode.py", "tl.minimum((split + 1) * SPLIT, length)", "tl.minimum((split + 1) * SPLIT + 1, length)", "test_attention_decode.py::test_around_the_border_of_a_split"),
+    SeededBug("decode-last-split-left-out", "attention_decode.py", "(splits < end_split)", "(splits < end_split - 1)", "test_attention_decode.py::test_around_the_border_of_a_split"),
+    SeededBug("decode-window-one-too-wide", "attention_decode.py", "first_seen = tl.maximum(length - window, 0)", "first_seen = tl.maximum(length - window - 1, 0)", "test_attention_decode.py::test_window_and_soft_cap"),
+    SeededBug("decode-parts-not-weighted", "attention_decode.py", "tl.sum(part * weights[:, None], axis=0)", "tl.sum(part, axis=0)", "test_attention_decode.py::test_around_the_border_of_a_split"),
+    SeededBug("chunk-does-not-see-itself", "attention_chunk.py", "positions[None, :] <= row_positions[:, None]", "positions[None, :] < row_positions[:, None]", "test_attention_chunk.py::test_every_group"),
+    SeededBug("chunk-window-one-too-wide", "attention_chunk.py", "> row_positions[:, None] - window", ">= row_positions[:, None] - window", "test_attention_chunk.py::test_window_and_soft_cap"),
+    SeededBug("chunk-whole-tile-too-many", "attention_chunk.py", "(first_position + 1) // NUM_KEYS * NUM_KEYS", "tl.cdiv(first_position + 1, NUM_KEYS) * NUM_KEYS", "test_attention_chunk.py::test_every_group"),
+    SeededBug("chunk-nan-spreads", "attention_chunk.py", "value = tl.where(is_bad[:, None], 0.0, value)", "value = value", "test_attention_chunk.py::test_what_is_not_finite_reaches_only_rows_that_see_it"),
+    SeededBug("chunk-rows-of-the-next-sequence", "attention_chunk.py", "(rows < end_row)", "(rows < num_rows)", "test_attention_chunk.py::test_mixed_batch_in_every_dtype"),
+    SeededBug("attention-total-not-shrunk", "kv_load.py", "total = total * shrink + tl.sum", "total = total + tl.sum", "test_attention_decode.py::test_every_dtype"),
+    SeededBug("attention-hidden-scale", "kv_load.py", "weights = tl.where(is_seen, weights, 0.0)", "weights = weights", "test_attention_chunk.py::test_what_is_not_finite_reaches_only_rows_that_see_it"),
+    SeededBug("attention-unit-of-scales-left-out", "kv_load.py", "scores + tl.log2(tl.maximum(value_scales, SMALLEST_UNIT))[None, :]", "scores", "test_attention_decode.py::test_scales_of_any_size"),
 )  # fmt: skip
 """One bug a line."""
 

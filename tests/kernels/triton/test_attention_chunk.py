@@ -181,5 +181,5 @@ def test_more_sequences_than_are_searched_at_once() -> None:
 @pytest.mark.parametrize(("kv_name", "compute"), ALL_DTYPES)
 def test_all_together(kv_name: str, compute: torch.dtype, group: int, head_dim: int) -> None:
     case = attention_case([(0, 1), (57, 20), (40, 1)], kv_name, compute, head_dim, group, num_kv_heads=1)
-    for window, soft_cap in ((None, None), (30, 2.0)):
-        assert_near(run(case, window, soft_cap), case.expected(window, soft_cap), compute)
+    window, soft_cap = (30, 2.0) if group % 2 else (None, None)
+    assert_near(run(case, window, soft_cap), case.expected(window, soft_cap), compute)
