@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -10,7 +11,7 @@ from chatkv.engine.kv_layout import KVLayout
 from chatkv.kernels.triton.activation import silu_mul
 from chatkv.kernels.triton.attention_decode import paged_decode
 from chatkv.kernels.triton.linear import linear
-from chatkv.kernels.triton.matrices import num_bytes
+from chatkv.kernels.triton.matrices import DeviceMatrix, num_bytes
 from chatkv.kernels.triton.norm import add_rms_norm
 from chatkv.kernels.triton.rope import rotate_and_store
 from chatkv.kernels.weights import Weight
@@ -73,7 +74,7 @@ class KernelFigures:
         matrices = [first, *(on_device(weight, self._device, self._dtype) for weight in more)]
         for batch in (1, 8):
             x = self._random(batch, num_columns)
-            seconds = self._bench.median_s(lambda index, x=x: linear(x, matrices[index]), num_sets)
+            seconds = self._bench.median_s(partial(_multiply, x, matrices), num_sets)
             share = target if batch == 1 else None
             title = f"{name} x {self._name}, {batch} row{'s' * (batch > 1)}, {num_rows} x {num_columns}"
             self._share_of_copy(title, num_bytes(first), seconds, share)
@@ -141,6 +142,10 @@ class KernelFigures:
         share = rate / self._machine.copy_bytes_per_s
         note = f"{rate / 1e9:.0f} GB/s, {seconds * 1e3:.3f} ms"
         self._results.figure(name, share, "of the copy rate", target, note=note)
+
+
+def _multiply(x: torch.Tensor, matrices: Sequence[DeviceMatrix], index: int) -> torch.Tensor:
+    return linear(x, matrices[index])
 
 
 def _tera(rate: float) -> str:
