@@ -28,22 +28,22 @@ class ChunkTile(NamedTuple):
     """Positions that a program reads at once: whole blocks."""
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
+    """Of a thread, where the assembler would rather spill."""
 
 
 SMALL_ROWS = 16
 """Of the small tile: the least that matrix units take."""
 TILES = {
-    2: {64: ChunkTile(64, 64, 4, 3), 128: ChunkTile(64, 64, 8, 3), 256: ChunkTile(64, 32, 8, 3)},
-    1: {64: ChunkTile(64, 64, 4, 3), 128: ChunkTile(64, 64, 8, 3), 256: ChunkTile(64, 32, 8, 3)},
+    2: {64: ChunkTile(64, 64, 4, 3, 255), 128: ChunkTile(64, 64, 8, 3), 256: ChunkTile(64, 32, 8, 3, 255)},
+    1: {64: ChunkTile(64, 64, 4, 3, 255), 128: ChunkTile(64, 64, 8, 3), 256: ChunkTile(64, 32, 8, 3, 255)},
 }
 """By bytes of a stored number, then by head_dim rounded up to a power of two."""
 SMALL_TILES = {
-    2: {64: ChunkTile(16, 128, 4, 3), 128: ChunkTile(16, 64, 4, 3), 256: ChunkTile(16, 32, 4, 3)},
-    1: {64: ChunkTile(16, 64, 4, 3), 128: ChunkTile(16, 32, 4, 3), 256: ChunkTile(16, 32, 4, 3)},
+    2: {64: ChunkTile(16, 128, 4, 3, 255), 128: ChunkTile(16, 64, 4, 3, 255), 256: ChunkTile(16, 32, 4, 3, 255)},
+    1: {64: ChunkTile(16, 64, 4, 3, 255), 128: ChunkTile(16, 32, 4, 3, 255), 256: ChunkTile(16, 32, 4, 3, 255)},
 }
 """The same, where no sequence has more rows than one small tile takes."""
-MAX_REGISTERS = 255
-"""Of a thread: the assembler would rather spill a few."""
 
 
 def paged_chunk(
@@ -122,7 +122,7 @@ def paged_chunk(
         num_stages=tile.num_stages,
         # Products and sums rounded one by one: a tile of keys must give a row the same bits in both loops.
         enable_fp_fusion=False,
-        **register_limit(MAX_REGISTERS),
+        **register_limit(tile.max_registers),
     )
     return out
 

@@ -5,6 +5,9 @@ A change here means that stored blocks no longer hold what they held: raise NUME
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
 from chatkv.engine.models.decoder import NUMERICS_EPOCH
@@ -65,6 +68,14 @@ def test_attention_over_equal_scores_is_the_mean_and_over_one_key_its_value() ->
     found = paged_attention(torch.zeros(4, 1, 2), kv, 0, [span], 1.0)
     assert found[[0, 1, 3], 0].tolist() == [[64.0, 65.0], [65.0, 66.0], [67.0, 68.0]]
     assert paged_attention(torch.ones(4, 1, 2), kv, 0, [span], 1.0, window=1)[3, 0].tolist() == [70.0, 71.0]
+
+
+def test_a_soft_cap_bounds_what_a_score_can_weigh() -> None:
+    kv = KVBlocks(torch.zeros(1, 1, 1, 16, 2), torch.zeros(1, 1, 1, 16, 2))
+    kv.keys[0, 0, 0, 1] = 1e4
+    kv.values[0, 0, 0, 1] = 1.0
+    found = paged_attention(torch.ones(1, 1, 2), kv, 0, [SequenceSpan(1, 1, [0])], 1.0, soft_cap=2.0)
+    assert found[0, 0, 0].item() == pytest.approx(1 / (1 + math.exp(-2.0)))  # scores 0 and 2
 
 
 def test_tiles_join_to_the_mean_of_what_is_seen() -> None:
