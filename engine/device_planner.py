@@ -187,8 +187,8 @@ def allocate_pool(
 ) -> tuple[DevicePlan, T]:
     """Take the pool, once the weights are loaded: (the plan as it came to be, what `allocate(num_blocks)` gave).
 
-    `allocate` may raise torch.OutOfMemoryError when another program is quicker; then a smaller pool is tried, down to
-    one context. measure_free_bytes: what this process could take now, memory that it no longer uses included. Raises
+    `allocate` may run out of memory when another program is quicker; then a smaller pool is tried, down to one context.
+    measure_free_bytes: what this process could take now, memory that it no longer uses included. Raises
     PoolTooSmallError when not even one context is to be had.
     """
     least = plan.demand.context_blocks
@@ -204,6 +204,14 @@ def allocate_pool(
             raise PoolTooSmallError(device_words.taken_meanwhile(plan))
         # Free memory need not lie in one piece, so the measure alone may promise too much.
         num_blocks = max(least, plan.num_blocks * 7 // 8)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Torch's allocator has a type of its own for it. CUDA where it keeps captured steps or locks memory, Triton where
+    it loads a kernel, and cuBLAS only say so."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(words in str(error) for words in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED"))
 
 
 def loading_failed(plan: DevicePlan, free_bytes: int) -> PoolTooSmallError:
@@ -226,7 +234,9 @@ def _try_to_allocate(plan: DevicePlan, allocate: Callable[[int], T]) -> T | None
     """A function of its own: the error holds what was allocated before it, until it is out of scope."""
     try:
         return allocate(plan.num_blocks)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return None
 
 

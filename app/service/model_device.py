@@ -11,14 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import torch
-
 from chatkv.app.errors import UserError
 from chatkv.app.hub.installed import InstalledModel
 from chatkv.app.settings import Settings
 from chatkv.engine.config import EngineConfig
 from chatkv.engine.device_buffers import Buffers
-from chatkv.engine.device_planner import DeviceDemand, DevicePlan, allocate_pool, loading_failed, plan_device
+from chatkv.engine.device_planner import (
+    DeviceDemand,
+    DevicePlan,
+    allocate_pool,
+    is_out_of_memory,
+    loading_failed,
+    plan_device,
+)
 from chatkv.engine.model_runner import ModelRunner
 from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.models.native import load_model
@@ -154,7 +159,9 @@ class ModelPlacer:
                 kv_dtype=self.settings.kv_dtype,
                 weight_format=plan.option.spec or "as-is",
             )
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             return None
 
     def _plan(self, stored: StoredWeights, card: Card) -> DevicePlan:

@@ -319,6 +319,32 @@ def test_one_context_is_the_least_and_then_the_refusal_names_the_program_to_clos
         Memory(2 * GIB).plan()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_memory_may_end_beyond_torchs_allocator(said: str) -> None:
+    def allocate(num_blocks: int) -> int:
+        if num_blocks > 600:
+            raise RuntimeError(said)
+        return num_blocks
+
+    plan, _ = allocate_pool(planned("Llama-3.1-8B", CARDS[24]), lambda: 4 * GIB, allocate)
+    assert 512 <= plan.num_blocks <= 600
+
+
+def test_what_is_no_lack_of_memory_is_raised() -> None:
+    def allocate(num_blocks: int) -> int:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        allocate_pool(planned("Llama-3.1-8B", CARDS[24]), lambda: 4 * GIB, allocate)
+
+
 def test_what_failed_is_let_go_before_the_next_try() -> None:
     held: list[int] = []
 

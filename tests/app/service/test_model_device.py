@@ -177,6 +177,7 @@ def test_a_pool_that_cannot_be_had_shrinks(installed: InstalledModel, runner: ty
     ("error", "said"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), "another program took memory of NVIDIA GeForce RTX 4090"),
+        (RuntimeError("CUDA error: out of memory"), "another program took memory of NVIDIA GeForce RTX 4090"),
         (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), "refuses the kernels"),
         (RuntimeError("Failed to find C compiler. Please specify"), "apt install gcc"),
         (RuntimeError("CUDA error: unspecified launch failure\nlong"), "The log tells it: CUDA error: unspecified"),
