@@ -44,7 +44,12 @@ class DeviceStream:
 
     def active(self) -> AbstractContextManager[object]:
         """What is launched within goes to this stream."""
-        return nullcontext() if self.cuda_stream is None else torch.cuda.stream(self.cuda_stream)
+        if self.cuda_stream is None:
+            return nullcontext()
+        # A thread begins on the first card. Going back to it afterwards would make a context there, which takes
+        # hundreds of megabytes of a card that may be another program's.
+        torch.cuda.set_device(self.cuda_stream.device)
+        return torch.cuda.stream(self.cuda_stream)
 
     def mark(self) -> Mark:
         """Behind all that is queued now."""

@@ -31,6 +31,8 @@ class FakeCuda:
         self.capturing: Any = None
         self.default = self.stream_of(CUDA)
         self.current = self.default
+        self.thread_device: torch.device | None = None
+        """None: the first."""
 
     def stream_of(self, device: torch.device) -> Any:
         def wait_event(event: Any) -> None:
@@ -43,6 +45,9 @@ class FakeCuda:
         before, self.current = self.current, stream
         yield
         self.current = before
+
+    def set_device(self, device: torch.device) -> None:
+        self.thread_device = device
 
     def event(self, *, blocking: bool) -> Any:
         assert blocking, "a waiting thread would take a processor"
@@ -73,6 +78,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         ("Stream", fake.stream_of),
         ("stream", fake.active),
         ("default_stream", lambda device: fake.default),
+        ("set_device", fake.set_device),
         ("Event", fake.event),
         ("CUDAGraph", fake.new_graph),
         ("graph", fake.graph),
@@ -100,6 +106,13 @@ def test_steps_run_where_everybody_elses_work_runs(cuda: FakeCuda) -> None:
     with copies.active():
         assert cuda.current is copies.cuda_stream
     assert cuda.current is cuda.default
+
+
+def test_a_thread_that_works_on_another_card_than_the_first_stays_there(cuda: FakeCuda) -> None:
+    second = torch.device("cuda", 1)
+    with DeviceStream(second).active():
+        assert cuda.thread_device == second
+    assert cuda.thread_device == second
 
 
 def test_without_queues_everything_is_done_at_once() -> None:
