@@ -62,18 +62,19 @@ class DeviceRunner:
     @torch.inference_mode()
     def warm_up(self, max_batched_tokens: int, on_progress: OnProgress | None = None) -> None:
         """Compiles what steps will need and captures the decode steps. A chunk of `max_batched_tokens` takes the memory
-        that the largest step takes. Nothing is written into blocks."""
+        that the largest step takes, and torch keeps it. Nothing is written into blocks."""
         chunks = [num_rows for num_rows in WARM_UP_ROWS if num_rows < max_batched_tokens] + [max_batched_tokens]
         report = on_progress or (lambda share: None)
         self._executor.ensure_positions(max_batched_tokens)
         with self._stream.active():
+            # First: a capture gives all memory back that is not in use, and the chunks' is to stay.
+            self._graphs.capture(lambda share: report(share / 2))
             for done, num_rows in enumerate(chunks, start=1):
                 logits = self._executor.forward(self._executor.packer.pack(_idle_chunk(num_rows)), self._kv).logits
                 self._stream.synchronize()
-                report(done / len(chunks) / 2)
+                report(0.5 + done / len(chunks) / 2)
             self._sampler.warm_up(logits)
             zero_blocks(torch.empty_like(self.pool[:1]), torch.zeros(1, dtype=torch.int32, device=self.pool.device))
-            self._graphs.capture(lambda share: report(0.5 + share / 2))
         self._stream.synchronize()
         self.images.warm_up()
         report(1.0)

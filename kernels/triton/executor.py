@@ -17,6 +17,7 @@ from .attention_decode import SPLIT_TOKENS, paged_decode
 from .bnb_matrix import BnbMatrix
 from .embedding import embed
 from .linear import W8A8_FROM_ROWS, linear
+from .linear_fp import sum_in_float32
 from .lowering import AnyMatrix, EmbedRows, Lowering, Multiply, NormRows, Rotate
 from .norm import add, add_rms_norm
 from .pending_ids import fill_pending
@@ -70,6 +71,7 @@ class TritonExecutor:
         self._dtype = TORCH_DTYPES[compute_dtype]
         self._program = program
         self._num_query_numbers = program.num_heads * program.head_dim
+        sum_in_float32()
         with self.stream.active():
             lowering = Lowering(program, device, self._dtype)
             self._launches = list(lowering.launches(on_progress))

@@ -81,6 +81,12 @@ def fp_gemm(x: Tensor, matrix: FpMatrix, out: Tensor) -> Tensor:
     return out
 
 
+def sum_in_float32() -> None:
+    """For the process: by default the library may add the parts of a long sum in 16 bits, where float16 overflows."""
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
 def fp_matmul(x: Tensor, matrix: FpMatrix, out: Tensor) -> Tensor:
     """The same by the library, for `out` of the type of x."""
     if matrix.bias is None:

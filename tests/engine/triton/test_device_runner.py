@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from chatkv.engine.batch import Batch, ScheduledSequence, pending_id
 from chatkv.engine.device_runner import DeviceRunner
 from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.step_rows import NOT_FINITE, step_rows
+from chatkv.kernels.triton.step_inputs import StepInputs
 
 POISONED_ID = 7
 
@@ -130,6 +132,26 @@ def test_warming_up_writes_into_no_block(runner: DeviceRunner) -> None:
     assert (runner.pool == 0xFF).all()
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
+
+
+def test_the_memory_of_the_largest_step_stays(runner: DeviceRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture gives back what torch has and does not use."""
+    calls: list[object] = []
+    forward = runner._executor.forward
+
+    def noted(inputs: StepInputs, *others: Any) -> Any:
+        calls.append(len(inputs.token_ids))
+        return forward(inputs, *others)
+
+    monkeypatch.setattr(runner._executor, "forward", noted)
+    monkeypatch.setattr(runner._graphs, "capture", lambda on_progress: calls.append("capture"))
+    runner.warm_up(16)
+    assert calls == ["capture", 2, 16]
+
+
+def test_no_sum_of_the_library_is_in_16_bits(runner: DeviceRunner) -> None:
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
