@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from chatkv.engine.models.decoder import Decoder
 from chatkv.engine.tiers.host_tier import HostTier
 from chatkv.engine.tiers.tier import LowerTier
 from chatkv.kernels import KernelChoice
+from chatkv.kernels.triton.stream import host_tensor
 
 from .asking import Answer, AskedEngine
 from .bench_device import BenchDevice
@@ -57,35 +59,52 @@ class EngineFigures:
         pool, _ = pool_of(layout, sizes.num_images, self._device)
         images = DeviceImages(pool)
         count = min(images.num_free_reads, images.num_free_writes, sizes.num_images // 2)
+        is_same = True
         source, target = range(count), range(sizes.num_images - count, sizes.num_images)
-        held: list[bytearray] = []
-        seconds: dict[str, list[float]] = {"to the host": [], "to the device": []}
+        # As the tiers hold images: the host's lie in page-locked memory, those from disk do not.
+        locked = host_tensor(count * layout.block_bytes, torch.uint8, self._device).view(count, layout.block_bytes)
+        paged = torch.empty_like(locked, pin_memory=False)
+        held = {
+            name: [memoryview(image.numpy()) for image in memory]
+            for name, memory in (("to the device", locked), ("to the device, from disk", paged))
+        }
+        seconds: dict[str, list[float]] = {"to the host": [], **{name: [] for name in held}}
+        self._bench.synchronize()  # copies have streams of their own
         for _ in range(10 if self._bench.is_cuda else 1):
             since = time.perf_counter()
             read = images.start_read(source)
             read.wait()
             seconds["to the host"].append(time.perf_counter() - since)
-            held = held or [bytearray(image) for image in read.images]
+            for memory in (locked, paged):
+                for row, image in zip(memory.numpy(), read.images, strict=True):
+                    row[:] = image
             read.release()
-            since = time.perf_counter()
-            write = images.start_write(target, [memoryview(image) for image in held])
-            write.wait()
-            seconds["to the device"].append(time.perf_counter() - since)
-            write.release()
-        same = torch.equal(pool[: len(source)], pool[target.start :])
-        self._results.check(f"{count} blocks of {layout.block_bytes} bytes out and in", float(not same), 0.0)
-        links = (self._machine.to_host_bytes_per_s, self._machine.to_device_bytes_per_s)
-        for (name, durations), link in zip(seconds.items(), links, strict=True):
+            for name, images_held in held.items():
+                since = time.perf_counter()
+                write = images.start_write(target, images_held)
+                write.wait()
+                seconds[name].append(time.perf_counter() - since)
+                write.release()
+                is_same = is_same and torch.equal(pool[: len(source)], pool[target.start :])
+                pool[target.start :].zero_()
+                self._bench.synchronize()
+        self._results.check(f"{count} blocks of {layout.block_bytes} bytes out and in", float(not is_same), 0.0)
+        for name, durations in seconds.items():
+            machine, is_from_disk = self._machine, name.endswith("disk")
+            link = machine.to_host_bytes_per_s if name == "to the host" else machine.to_device_bytes_per_s
             rate = count * layout.block_bytes / sorted(durations)[len(durations) // 2]
-            note = f"{rate / 1e9:.1f} GB/s" + (", filling the slab included" if name == "to the device" else "")
-            self._results.figure(f"blocks {name}", rate / link, "of the link", LINK_SHARE, note=note)
+            note = f"{rate / 1e9:.1f} GB/s" + (", filling page-locked memory included" if is_from_disk else "")
+            target_share = None if is_from_disk else LINK_SHARE
+            self._results.figure(f"blocks {name}", rate / link, "of the link", target_share, note=note)
 
     def _round_trip(self, kv_dtype: str) -> None:
-        """A prompt's blocks are stored, then read back into blocks that hold other numbers meanwhile."""
+        """A prompt's blocks are stored, then read back into blocks that hold other numbers meanwhile. Deterministic:
+        the second time few rows are computed, and their bits are compared."""
         num_blocks = 8
         prompt = torch.randint(DRY.vocab_size, (5 * BLOCK_SIZE + 3,)).tolist()
         make = partial(fp_weight, device=self._device)
-        decoder = random_decoder(llama_config(DRY), self._choice, make, kv_dtype=kv_dtype)
+        choice = replace(self._choice, is_deterministic=True)
+        decoder = random_decoder(llama_config(DRY), choice, make, kv_dtype=kv_dtype)
         image_bytes = decoder.layout.block_bytes
 
         def ask(tier: LowerTier) -> tuple[Answer, AskedEngine, DeviceRunner]:
