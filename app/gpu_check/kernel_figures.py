@@ -57,9 +57,7 @@ class KernelFigures:
         _, kv = pool_of(layout, tables.numel(), self._device)
         queries = self._random(sizes.num_sequences, sizes.num_heads, sizes.head_dim)
         lengths = torch.full((sizes.num_sequences,), sizes.context_tokens, dtype=torch.int32, device=self._device)
-        seconds = self._bench.median_s(
-            lambda index: paged_decode(queries, kv, 0, tables, lengths, sizes.head_dim**-0.5)
-        )
+        seconds = self._median_s(lambda index: paged_decode(queries, kv, 0, tables, lengths, sizes.head_dim**-0.5))
         num_rows = sizes.num_sequences * sizes.context_tokens * sizes.num_kv_heads
         row_bytes = sizes.head_dim * kv.keys.itemsize + (0 if kv.key_scales is None else 4)
         name = f"decode attention, {sizes.num_sequences} x {sizes.context_tokens} tokens, {kv_dtype} KV"
@@ -74,7 +72,7 @@ class KernelFigures:
         matrices = [first, *(on_device(weight, self._device, self._dtype) for weight in more)]
         for batch in (1, 8):
             x = self._random(batch, num_columns)
-            seconds = self._bench.median_s(partial(_multiply, x, matrices), num_sets)
+            seconds = self._median_s(partial(_multiply, x, matrices), num_sets)
             share = target if batch == 1 else None
             title = f"{name} x {self._name}, {batch} row{'s' * (batch > 1)}, {num_rows} x {num_columns}"
             self._share_of_copy(title, num_bytes(first), seconds, share)
@@ -83,7 +81,7 @@ class KernelFigures:
         num_rows, num_columns = 2 * self._sizes.intermediate_size, self._sizes.hidden_size
         matrix = on_device(make(num_rows, num_columns, self._device), self._device, self._dtype)
         x = self._random(self._sizes.matrix_rows, num_columns)
-        seconds = self._bench.median_s(lambda index: linear(x, matrix))
+        seconds = self._median_s(lambda index: linear(x, matrix))
         rate = 2 * len(x) * num_rows * num_columns / seconds
         title = f"{name} x {self._name}, {len(x)} rows"
         self._results.figure(title, rate / self._machine.matrix_flops, "of the bf16 matrix rate", note=_tera(rate))
@@ -95,7 +93,7 @@ class KernelFigures:
         num_rows, num_columns = 2 * self._sizes.intermediate_size, self._sizes.hidden_size
         matrix = on_device(fp8_weight(num_rows, num_columns, self._device), self._device, self._dtype)
         x = self._random(self._sizes.matrix_rows, num_columns)
-        seconds = self._bench.median_s(lambda index: linear(x, matrix, has_fp8_activations=True))
+        seconds = self._median_s(lambda index: linear(x, matrix, has_fp8_activations=True))
         rate = 2 * len(x) * num_rows * num_columns / seconds
         share = rate / self._machine.fp8_flops
         note = f"{_tera(rate)}, quantising the rows included"
@@ -106,7 +104,7 @@ class KernelFigures:
         hidden = torch.randn(rows, width, device=self._device)
         product, out = self._random(rows, width), self._random(rows, width)
         weight = torch.ones(width, device=self._device)
-        seconds = self._bench.median_s(lambda index: add_rms_norm(hidden, product, weight, EPS, out))
+        seconds = self._median_s(lambda index: add_rms_norm(hidden, product, weight, EPS, out))
         moved = 2 * hidden.nbytes + product.nbytes + out.nbytes
         self._share_of_copy(f"add and RMSNorm, {rows} rows of {width}", moved, seconds, ROWS_SHARE)
 
@@ -126,13 +124,16 @@ class KernelFigures:
             )
 
         moved = 2 * heads.nbytes + 2 * angles.nbytes
-        self._share_of_copy(f"RoPE and KV write, {rows} rows", moved, self._bench.median_s(run), ROWS_SHARE)
+        self._share_of_copy(f"RoPE and KV write, {rows} rows", moved, self._median_s(run), ROWS_SHARE)
 
     def gate(self) -> None:
         rows, width = self._sizes.num_rows, self._sizes.intermediate_size
         gate_up = self._random(rows, 2 * width)
-        seconds = self._bench.median_s(lambda index: silu_mul(gate_up))
+        seconds = self._median_s(lambda index: silu_mul(gate_up))
         self._share_of_copy(f"SwiGLU, {rows} rows of {width}", gate_up.nbytes * 3 // 2, seconds, ROWS_SHARE)
+
+    def _median_s(self, run: Callable[[int], object], num_sets: int = 1) -> float:
+        return self._bench.median_s(run, num_sets, is_captured=True)
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self._device).to(self._dtype)

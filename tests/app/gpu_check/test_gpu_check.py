@@ -6,11 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from chatkv.app.gpu_check.bench_device import BenchDevice
 from chatkv.app.gpu_check.command import EXIT_NO_GPU
 from chatkv.app.gpu_check.results import Results
 from tests.running_service import ROOT
@@ -60,6 +65,29 @@ def test_the_command_line_passes_options_on() -> None:
         text=True,
     )
     assert (done.returncode, done.stdout) == (EXIT_NO_GPU, "")
+
+
+def test_a_captured_kernel_is_timed_by_replays_over_all_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[object] = []
+
+    @contextmanager
+    def graph(cuda_graph: object, stream: str) -> Iterator[None]:
+        log.append(f"capture on {stream}")
+        yield
+        log.append("captured")
+
+    def event(enable_timing: bool) -> Any:
+        return SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 0.5)
+
+    new_graph = lambda: SimpleNamespace(replay=lambda: log.append("replay"))  # noqa: E731
+    stand_ins = {"graph": graph, "CUDAGraph": new_graph, "Event": event, "Stream": lambda device: "its own stream"}
+    for name, stand_in in {**stand_ins, "synchronize": lambda device: None}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    seconds = BenchDevice(torch.device("cuda", 0)).median_s(log.append, 5, is_captured=True)
+    begin, end = log.index("capture on its own stream"), log.index("captured")
+    assert log[begin + 1 : end] == [0, 1, 2, 3, 4]
+    assert set(log[end + 1 :]) == {"replay"}
+    assert seconds == pytest.approx(0.5e-3 / 5)
 
 
 def test_a_failing_section_is_told_and_the_next_ones_run(tmp_path: Path) -> None:
