@@ -35,8 +35,8 @@ class ChunkTile(NamedTuple):
 SMALL_ROWS = 16
 """Of the small tile: the least that matrix units take."""
 TILES = {
-    2: {64: ChunkTile(64, 64, 4, 3, 255), 128: ChunkTile(64, 64, 8, 3), 256: ChunkTile(64, 32, 8, 3, 255)},
-    1: {64: ChunkTile(64, 64, 4, 3, 255), 128: ChunkTile(64, 64, 8, 3), 256: ChunkTile(64, 32, 8, 3, 255)},
+    2: {64: ChunkTile(64, 64, 4, 3, 255), 128: ChunkTile(64, 32, 8, 3), 256: ChunkTile(64, 32, 8, 3, 255)},
+    1: {64: ChunkTile(64, 64, 4, 3, 255), 128: ChunkTile(64, 32, 8, 3), 256: ChunkTile(64, 32, 8, 3, 255)},
 }
 """By bytes of a stored number, then by head_dim rounded up to a power of two."""
 SMALL_TILES = {
