@@ -85,7 +85,7 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours() -> None:
         assert torch.equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize(("dtype", "width"), product(COMPUTE_DTYPES, [16, 1000, 2100]))
+@pytest.mark.parametrize(("dtype", "width"), list(product(COMPUTE_DTYPES, [16, 1000, 2100])))
 def test_adding_alone(dtype: torch.dtype, width: int) -> None:
     hidden, addend = random(3, width), random(3, width, seed=1, dtype=dtype)
     expected = hidden + addend.float()

@@ -148,7 +148,7 @@ def test_every_head_size(head_dim: int, kv_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("has_norm", "has_rope"), product([False, True], [False, True]))
+@pytest.mark.parametrize(("has_norm", "has_rope"), list(product([False, True], [False, True])))
 def test_every_group(shape: tuple[int, int], has_norm: bool, has_rope: bool) -> None:
     check(case(torch.bfloat16, 80, shape, has_norm=has_norm, has_rope=has_rope), torch.bfloat16)
 
@@ -238,7 +238,7 @@ def test_blocks_may_lie_beyond_2_to_the_31_numbers(kv_dtype: torch.dtype) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", HEAD_SIZES)
-@pytest.mark.parametrize(("dtype", "kv_dtype"), product(COMPUTE_DTYPES, KV_DTYPES))
+@pytest.mark.parametrize(("dtype", "kv_dtype"), list(product(COMPUTE_DTYPES, KV_DTYPES)))
 @pytest.mark.parametrize("shape", [(9, 3), (7, 1), (5, 5), (16, 2)])
 def test_every_combination(shape: tuple[int, int], dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> None:
     check(case(dtype, head_dim, shape, has_norm=True), kv_dtype)
