@@ -80,8 +80,9 @@ def paged_decode(
     padded_dim = max(16, next_power_of_two(head_dim))
     tile = TILES[kv.keys.element_size()][max(64, padded_dim)]
     partials = queries.new_empty((num_sequences, num_heads, num_splits, head_dim), dtype=torch.float32)
-    # The running maximum of each partial result, and its total of weights.
-    sums = queries.new_empty((2, num_sequences, num_heads, num_splits), dtype=torch.float32)
+    # Of each partial result its running maximum and its total of weights: two tensors, so that both begin at a
+    # multiple of 16 bytes whatever their sizes, and a kernel has one form.
+    maxima, totals = (queries.new_empty(partials.shape[:3], dtype=torch.float32) for _ in range(2))
     unit = value_unit(kv.keys.dtype, queries.dtype)
     score_scale, cap = score_factors(scale, unit, soft_cap)
     has_scales = kv.key_scales is not None
@@ -95,8 +96,8 @@ def paged_decode(
         block_tables,
         lengths,
         partials,
-        sums[0],
-        sums[1],
+        maxima,
+        totals,
         score_scale,
         cap,
         layer,
@@ -121,8 +122,8 @@ def paged_decode(
     )
     decode_combine_kernel[(num_heads, num_sequences)](
         partials,
-        sums[0],
-        sums[1],
+        maxima,
+        totals,
         lengths,
         out,
         unit,
