@@ -35,10 +35,21 @@ class ChunkTile(NamedTuple):
 SMALL_ROWS = 16
 """Of the small tile: the least that matrix units take."""
 TILES = {
-    2: {64: ChunkTile(64, 64, 4, 3, 255), 128: ChunkTile(64, 32, 8, 3), 256: ChunkTile(64, 32, 8, 3, 255)},
-    1: {64: ChunkTile(64, 64, 4, 3, 255), 128: ChunkTile(64, 32, 8, 3), 256: ChunkTile(64, 32, 8, 3, 255)},
+    2: {
+        64: ChunkTile(64, 64, 4, 3, 255),
+        96: ChunkTile(64, 32, 4, 3, 255),
+        128: ChunkTile(64, 32, 8, 3),
+        256: ChunkTile(64, 32, 8, 3, 255),
+    },
+    1: {
+        64: ChunkTile(64, 64, 4, 3, 255),
+        96: ChunkTile(64, 32, 8, 3),
+        128: ChunkTile(64, 32, 8, 3),
+        256: ChunkTile(64, 32, 8, 3, 255),
+    },
 }
-"""By bytes of a stored number, then by head_dim rounded up to a power of two."""
+"""By bytes of a stored number, then by head_dim, rounded up to one of these. Wide heads that are no power of two spill
+where 128 does not."""
 SMALL_TILES = {
     2: {64: ChunkTile(16, 128, 4, 3, 255), 128: ChunkTile(16, 64, 4, 3, 255), 256: ChunkTile(16, 32, 4, 3, 255)},
     1: {64: ChunkTile(16, 64, 4, 3, 255), 128: ChunkTile(16, 32, 4, 3, 255), 256: ChunkTile(16, 32, 4, 3, 255)},
@@ -81,7 +92,8 @@ def paged_chunk(
     group = num_heads // num_kv_heads
     padded_dim = max(16, next_power_of_two(head_dim))
     is_small = max_rows * group <= SMALL_ROWS and not is_deterministic
-    tile = (SMALL_TILES if is_small else TILES)[kv.keys.element_size()][max(64, padded_dim)]
+    tiles = (SMALL_TILES if is_small else TILES)[kv.keys.element_size()]
+    tile = tiles[min(size for size in tiles if size >= head_dim)]
     unit = value_unit(kv.keys.dtype, queries.dtype)
     score_scale, cap = score_factors(scale, unit, soft_cap)
     has_scales = kv.key_scales is not None
