@@ -199,7 +199,9 @@ class KvCache:
 
         return await self._chats.run(find)
 
-    async def _forget_in(self, chat_id: str, fingerprint: bytes, blocks: OwnedBlocks) -> Forgotten:
+    async def _forget_in(
+        self, chat_id: str, fingerprint: bytes, blocks: OwnedBlocks, is_again: bool = False
+    ) -> Forgotten:
         """Under one fingerprint, wherever its blocks are at this moment."""
         await self._while_attaching(fingerprint)
         model, forgotten = self._models.loaded, Forgotten()
@@ -210,7 +212,11 @@ class KvCache:
                 if model.has_disk_tier or is_private_id(chat_id):
                     return forgotten
             await self._while_attaching(fingerprint)
-        return forgotten + await self._forget_stored(fingerprint, blocks)
+        stored = await self._forget_stored(fingerprint, blocks)
+        if stored.is_complete or is_again:
+            return forgotten + stored
+        # While this waited for the store to open, a model may have waited too, and have the blocks now.
+        return forgotten + await self._forget_in(chat_id, fingerprint, blocks, is_again=True)
 
     async def _forget_stored(self, fingerprint: bytes, blocks: OwnedBlocks) -> Forgotten:
         """On the disk alone, when no engine has a tier open on it."""

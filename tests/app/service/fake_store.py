@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from chatkv.app.service.store_port import Hooks
+from chatkv.engine.errors import EngineError
 from chatkv.engine.tiers.tier import TierStats
 
 
@@ -103,7 +104,8 @@ class FakeStore:
         tier = self.tiers.get(fingerprint)
         if tier is None:
             return 0, 0
-        assert not tier.is_open, "an open tier is its engine's"
+        if tier.is_open:
+            raise EngineError("an open tier is its engine's")
         num_removed = tier.remove(set(hashes) - set(shared))
         tier.flush(1.0)
         return num_removed, len(tier.hashes & set(shared))

@@ -307,6 +307,29 @@ async def test_a_chat_deleted_while_the_store_opens_is_forgotten(home: Path, mon
         assert not tier.hashes
 
 
+async def test_blocks_whose_tier_opens_while_they_are_forgotten_are_forgotten_by_the_engine(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat_id = await talk(running)
+    loaded = running.service.models.loaded
+    looks = iter([None])
+
+    class Models:
+        """Sees no model at first, as one who asks a moment too early."""
+
+        loaded = property(lambda self: next(looks, loaded))
+        is_unloading = False
+        state = running.service.models.state
+
+    cache = running.service.cache
+    blocks = (await running.service.chats.run(lambda store: store.owned_blocks(chat_id)))[loaded.fingerprint]
+    monkeypatch.setattr(cache, "_models", Models())
+    forgotten = await cache._forget_in(chat_id, loaded.fingerprint, blocks)
+    assert forgotten.is_complete
+    assert forgotten.num_removed > 0
+    assert not tier_of(running).hashes
+
+
 async def test_clear_removes_everything_of_everybody(running: Running) -> None:
     chat_id = await talk(running)
     await running.complete("say something of more than sixteen tokens")
