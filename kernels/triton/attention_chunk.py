@@ -9,52 +9,15 @@ prompt was cut into chunks, nor on the width of the table.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..kv_blocks import KVBlocks
+from .chunk_tiles import SMALL_ROWS, chunk_tile
 from .kv_load import LOWEST, attend_tile, check_blocks, check_out, load_tile, score_factors, to_scores, value_unit
 from .runtime import next_power_of_two, register_limit
-
-
-class ChunkTile(NamedTuple):
-    num_rows: int
-    """Of the matrix products: query rows times the heads of a group."""
-    num_keys: int
-    """Positions that a program reads at once: whole blocks."""
-    num_warps: int
-    num_stages: int
-    max_registers: int | None = None
-    """Of a thread, where the assembler would rather spill."""
-
-
-SMALL_ROWS = 16
-"""Of the small tile: the least that matrix units take."""
-TILES = {
-    2: {
-        64: ChunkTile(64, 64, 4, 3, 255),
-        96: ChunkTile(64, 32, 4, 3, 255),
-        128: ChunkTile(64, 32, 8, 3),
-        256: ChunkTile(64, 32, 8, 3, 255),
-    },
-    1: {
-        64: ChunkTile(64, 64, 4, 3, 255),
-        96: ChunkTile(64, 32, 8, 3),
-        128: ChunkTile(64, 32, 8, 3),
-        256: ChunkTile(64, 32, 8, 3, 255),
-    },
-}
-"""By bytes of a stored number, then by head_dim, rounded up to one of these. Wide heads that are no power of two spill
-where 128 does not."""
-SMALL_TILES = {
-    2: {64: ChunkTile(16, 128, 4, 3, 255), 128: ChunkTile(16, 64, 4, 3, 255), 256: ChunkTile(16, 32, 4, 3, 255)},
-    1: {64: ChunkTile(16, 64, 4, 3, 255), 128: ChunkTile(16, 32, 4, 3, 255), 256: ChunkTile(16, 32, 4, 3, 255)},
-}
-"""The same, where no sequence has more rows than one small tile takes."""
 
 
 def paged_chunk(
@@ -92,8 +55,7 @@ def paged_chunk(
     group = num_heads // num_kv_heads
     padded_dim = max(16, next_power_of_two(head_dim))
     is_small = max_rows * group <= SMALL_ROWS and not is_deterministic
-    tiles = (SMALL_TILES if is_small else TILES)[kv.keys.element_size()]
-    tile = tiles[min(size for size in tiles if size >= head_dim)]
+    tile = chunk_tile(kv.keys.element_size(), head_dim, is_small=is_small)
     unit = value_unit(kv.keys.dtype, queries.dtype)
     score_scale, cap = score_factors(scale, unit, soft_cap)
     has_scales = kv.key_scales is not None

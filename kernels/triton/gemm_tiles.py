@@ -30,6 +30,17 @@ class GemmTile(NamedTuple):
     def num_programs(self, num_rows: int, num_outputs: int) -> int:
         return ceil_div(num_rows, self.rows) * ceil_div(num_outputs, self.outputs)
 
+    def options(self, num_blocks: int) -> dict[str, int]:
+        """Of a launch. num_blocks: of 32 columns, in the matrix."""
+        return {
+            "TILE_ROWS": self.rows,
+            "TILE_OUTPUTS": self.outputs,
+            "TILE_BLOCKS": self.blocks,
+            "HAS_TAIL": num_blocks % self.blocks != 0,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
 
 FEW_ROWS = GemmTile(16, 64, 4, 4, 4)
 FEW_ROWS_NARROW = GemmTile(16, 32, 4, 4, 6)

@@ -139,12 +139,7 @@ def fp8_gemm(
         x.stride(0),
         out.stride(0),
         IS_NATIVE=is_native,
-        TILE_ROWS=tile.rows,
-        TILE_OUTPUTS=tile.outputs,
-        TILE_BLOCKS=tile.blocks,
-        HAS_TAIL=num_blocks % tile.blocks != 0,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **tile.options(num_blocks),
     )
     return out
 

@@ -140,12 +140,7 @@ def int8_gemm(x: Tensor, matrix: Int8Matrix, out: Tensor, *, is_deterministic: b
         out.stride(0),
         PAIR_OF_ONES[x.dtype],
         GROUP_BLOCKS=matrix.group_size // BLOCK_COLUMNS,
-        TILE_ROWS=tile.rows,
-        TILE_OUTPUTS=tile.outputs,
-        TILE_BLOCKS=tile.blocks,
-        HAS_TAIL=num_blocks % tile.blocks != 0,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **tile.options(num_blocks),
     )
     return out
 

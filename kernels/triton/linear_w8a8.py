@@ -106,11 +106,6 @@ def w8a8_gemm(x: Tensor, matrix: Fp8Matrix, out: Tensor) -> Tensor:
         num_outputs,
         num_blocks,
         out.stride(0),
-        TILE_ROWS=tile.rows,
-        TILE_OUTPUTS=tile.outputs,
-        TILE_BLOCKS=tile.blocks,
-        HAS_TAIL=num_blocks % tile.blocks != 0,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **tile.options(num_blocks),
     )
     return out

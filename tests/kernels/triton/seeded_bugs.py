@@ -82,7 +82,7 @@ SEEDED_BUGS: tuple[SeededBug, ...] = (
     SeededBug("int4-minimum-of-zero-not-eight", "linear_int4.py", "+ 8.0 * scales.to", "+ 7.0 * scales.to", "test_linear_int4.py"),
     SeededBug("int4-sums-begin-elsewhere", "linear_int4.py", "even * 16.5 + odd * 1.5", "even * 16.5 + odd * 1.0", "test_linear_int4.py"),
     SeededBug("int4-words-before-halves", "linear_int4.py", "(0, 1, 4, 5, 2, 3)", "(0, 1, 4, 5, 3, 2)", "test_linear_int4.py"),
-    SeededBug("int8-tail-unmasked", "linear_int8.py", "HAS_TAIL=num_blocks % tile.blocks != 0", "HAS_TAIL=False", "test_linear_int8.py"),
+    SeededBug("tail-unmasked", "gemm_tiles.py", "num_blocks % self.blocks != 0", "False", "test_linear_int8.py"),
     SeededBug("w8a8-scale-of-the-first-row", "linear_w8a8.py", "tl.load(x_scales_ptr + rows,", "tl.load(x_scales_ptr + rows * 0,", "test_linear_fp8.py"),
     SeededBug("gemm-same-row-tiles-again", "gemm_tiles.py", "first_row_tile + program % programs_together", "program % programs_together", "test_linear.py::test_more_row_tiles_than_share_weights"),
     SeededBug("deterministic-one-row-alone", "linear.py", "len(x) == 1 and not is_deterministic", "len(x) == 1", "test_linear.py::test_deterministic_rows_do_not_depend_on_others"),
